@@ -19,6 +19,7 @@ from benchmarks import (
     remote,
     requests,
     rest,
+    sharding,
     training,
 )  # fmt: skip
 from benchmarks.bars import Bar, Figures, machine, write
@@ -34,7 +35,8 @@ BENCHMARKS = {
         mixing.mixing, caching.blockcache, caching.shared,
         local_rivals.local_rivals,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
-        arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, training.training,
+        arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, sharding.sharding,
+        training.training,
         accelerator.accelerator,
     )
 }  # fmt: skip

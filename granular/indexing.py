@@ -134,7 +134,7 @@ def _array_of_integers(values: Any, name: str) -> NDArray[Any]:
     return array
 
 
-def sums_of(values: Ints, counts: Sequence[int]) -> Ints:
+def sums_of(values: Ints, counts: Ints) -> Ints:
     """Return the sums of so many successive values each."""
     sums, ends = np.append(0, np.cumsum(values)), np.cumsum(counts)
     out: Ints = sums[ends] - sums[ends - counts]

@@ -13,14 +13,14 @@ import numpy as np
 from granular._redact import hidden
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.reader import BagReader, bag_of
-from granular.aio.bags.records import read_limits, read_parts
-from granular.aio.datasets.columns import Columns, Group, read_references, record_requests
+from granular.aio.bags.records import Rows, read_limits, read_parts
+from granular.aio.datasets.columns import Columns, Picks, join_rows, read_references, record_rows
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards, compare_shards
 from granular.aio.datasources.detect import Opened
 from granular.aio.datasources.indexed_files import MaskedFiles, fields_of
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.fanout import once_more
+from granular.aio.stores.fanout import cut_into, once_more
 from granular.config import MiB
 from granular.errors import CorruptError, DatapointError, EncodeError, GranularError, OutOfRangeError, UnknownKeyError
 from granular.formats import encode_array, encode_float, encode_int, encode_tree
@@ -81,16 +81,14 @@ class Source(abc.ABC):
         for i, (value, _, _) in enumerate(parts):
             if value.bag is not None:
                 bags.setdefault(id(value.bag), (value.bag, []))[1].append(i)
-        requests = []
-        for bag, positions in bags.values():
-            limits = [(value.start + start, value.start + stop) for value, start, stop in (parts[i] for i in positions)]
-            starts, stops = np.array(limits, np.int64).T
-            requests.append((bag, starts, stops))
         out = [value.data[start:stop] for value, start, stop in parts]
-        if requests:
-            for (_, positions), data in zip(bags.values(), await read_parts(requests), strict=True):
-                for i, part in zip(positions, data, strict=True):
-                    out[i] = part
+        if bags:
+            order = [i for _, positions in bags.values() for i in positions]
+            limits = [(value.start + start, value.start + stop) for value, start, stop in (parts[i] for i in order)]
+            counts = np.array([len(positions) for _, positions in bags.values()])
+            data = await read_parts([bag for bag, _ in bags.values()], counts, *np.array(limits, np.int64).T)
+            for i, part in zip(order, data, strict=True):
+                out[i] = part
         return out
 
     async def locate(
@@ -168,7 +166,7 @@ class DatasetSource(Source):
     async def _locate(
         self, keys: Sequence[str], indices: Ints, first: int, count: int, head: int | None
     ) -> dict[str, list[Located]]:
-        groups = await self._group(indices)
+        picks = await self._pick(indices)
         # A range that begins beyond the end of a sequence is an error for the readers, here it is empty.
         sequences = self._shards[0].refs is not None
         selection = {
@@ -176,40 +174,37 @@ class DatasetSource(Source):
         }
 
         async def locate() -> dict[str, list[Located]]:
-            references = await read_references(groups)
+            references = await read_references(picks)
             choices = self._shards[0].choose(selection)
-            requests: list[tuple[Bag, Ints]] = []
-            lengths: list[tuple[Ints, Ints]] = []
-            for choice in choices:
-                own_requests, chosen = record_requests(groups, choice, references)
-                requests += own_requests
-                shares = np.split(chosen, np.cumsum([len(wanted) for _, wanted in groups])[:-1])
-                for own, (_, counts) in zip(shares, references, strict=True):
-                    lengths.append((own, counts[:, choice.number] if choice.field.many else own))
-            limits = iter(zip(requests, lengths, await read_limits(requests), strict=True))
+            parts = [record_rows(picks, choice, references) for choice in choices]
+            rows, _ = join_rows(parts)
+            limits = zip(*(bounds.tolist() for bounds in await read_limits(rows)), strict=True)
             out: dict[str, list[Located]] = {}
-            for choice in choices:
-                located = out[choice.field.key] = []
-                for _ in groups:
-                    (bag, _), (chosen, whole), (starts, stops) = next(limits)
-                    kind, pairs = element(choice.field.kind), zip(starts.tolist(), stops.tolist(), strict=True)
-                    values = iter([Value(stop - start, bag, start, kind) for start, stop in pairs])
-                    for some, total in zip(chosen.tolist(), whole.tolist(), strict=True):
-                        found = [next(values) for _ in range(some)]
-                        located.append(Located(total if choice.field.many else None, found))
+            for choice, (own, chosen) in zip(choices, parts, strict=True):
+                kind = element(choice.field.kind)
+                owners = (bag for bag, count in zip(own.bags, own.counts.tolist(), strict=True) for _ in range(count))
+                values = [
+                    Value(stop - start, bag, start, kind) for bag, (start, stop) in zip(owners, limits, strict=False)
+                ]
+                if chosen is None:
+                    out[choice.field.key] = [Located(None, [value]) for value in values]
+                else:
+                    totals = references[1][:, choice.number].tolist()
+                    found = cut_into(values, chosen.tolist())
+                    out[choice.field.key] = [Located(*pair) for pair in zip(totals, found, strict=True)]
             return {key: out[key] for key in keys}
 
-        if not groups:
+        if not len(indices):
             return {key: [] for key in keys}
         return await once_more(self._shards[0].is_remote, locate)
 
-    async def _group(self, indices: Ints) -> list[Group]:
+    async def _pick(self, indices: Ints) -> Picks:
         shards = np.searchsorted(self._stops, indices, side='right')
-        used = np.unique(shards).tolist()
-        if await compare_shards(self.reader, used):  # which replaces shards that are not those in the dataset's index
+        used, counts = np.unique(shards, return_counts=True)
+        if await compare_shards(self.reader, used.tolist()):  # which replaces shards that are not those in the index
             self._shards = columns_of_shards(self.reader)
         starts = self._stops - [columns.length for columns in self._shards]
-        return [(self._shards[shard], indices[shards == shard] - starts[shard]) for shard in used]
+        return Picks([self._shards[shard] for shard in used.tolist()], counts, indices - starts[shards])
 
 
 class RecordSource(Source):
@@ -231,7 +226,7 @@ class RecordSource(Source):
         self, keys: Sequence[str], indices: Ints, first: int, count: int, head: int | None
     ) -> dict[str, list[Located]]:
         bag = self._bag
-        [(starts, stops)] = await once_more(bag.is_remote, lambda: read_limits([(bag, indices)]))
+        starts, stops = await once_more(bag.is_remote, lambda: read_limits(Rows.of(bag, indices)))
         values = [
             Located(None, [Value(stop - start, bag, start, 'bytes')])
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)

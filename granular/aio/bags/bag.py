@@ -10,11 +10,10 @@ import numpy as np
 
 from granular.aio.bags.identity import FileIdentity, Identity, check_files
 from granular.aio.bags.index_cache import BagState, Proof
-from granular.aio.bags.index_tables import PackedTable
+from granular.aio.bags.tables import ArrayTables, PackedTable, Tables
 from granular.aio.paths.path import Path
 from granular.aio.reply import Reply, changed, stands_in
 from granular.aio.runtime.tasks import gather
-from granular.aio.stores.base import Request
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, files
 from granular.aio.stores.local.locks import is_at
@@ -66,7 +65,7 @@ class Bag:
         state: BagState | None = None,
     ) -> None:
         self.path: Path | None = None if isinstance(source, bytes) else source  # the file
-        self._data = source if isinstance(source, bytes) else None
+        self.data: bytes | None = source if isinstance(source, bytes) else None  # the file, if it is in memory
         self._index = index
         self._cache_index, self._cache_data, self._verify = cache_index, cache_data, verify
         self._alone, self._cached_state = split is None, state  # alone: not of a dataset
@@ -81,11 +80,13 @@ class Bag:
         self.size: int = 0  # with the table
         self.sums: Sums | None = None
         self.proof: Proof | None = None  # that its folder is still the one of the index cache
-        self._pin: str | None = None  # the version of the file that holds the records
+        # The key of the file that holds the records, and its version.
+        self.target: tuple[str, str | None] = ('' if self.path is None else self.path.key, None)
+        self.tables: Tables | None = None  # that have the limits, under a number; None to read them from the bag itself
+        self.number: int = 0
         self._limits: Ints | None = None
         self._view: memoryview | PackedTable | None = None  # It yields an int in a third of the time of an array.
         self.packed: PackedTable | None = None  # the limits, if they are in the index of the dataset
-        self._handle: tuple[str, str] | None = None
         self._table: tuple[Path, int, str | None] | None = None  # file, start and version, if it is not in memory
         self.files: list[tuple[Path, FileIdentity]] = []
         self._digest: str = ''  # of the limits, once it was asked for
@@ -98,10 +99,10 @@ class Bag:
     def close(self) -> None:
         """Drop what is cached."""
         self.opened = self.immediate = False
-        self._limits = self._view = self.packed = self.proof = None
+        self._limits = self._view = self.packed = self.tables = self.proof = None
         self._kept = []
         if self.path is not None:
-            self._data = None
+            self.data = None
 
     async def open(self) -> None:
         try:
@@ -110,21 +111,22 @@ class Bag:
             if not self.is_remote:
                 raise
             await self._open()  # the bytes may have been damaged on the way
-        self.immediate = self._view is not None and (self._data is not None or not self.is_remote)
+        self.immediate = self._view is not None and (self.data is not None or not self.is_remote)
         self.opened = True
 
     def open_indexed(self, state: IndexedBag) -> None:
         """Open the bag as an index has it, without reading anything. A read fails if the file was replaced since."""
         path = self.require_path()
         self._kept = [path.store.keep_open(path.key)]
-        self.version, self.length, self.size, self.datasize, self._pin, self.packed = state
-        self.files = [(path, FileIdentity(self.datasize if self.version == 3 else self.size, self._pin))]
-        if self._pin is not None:
-            self._handle = path.key, self._pin
+        self.version, self.length, self.size, self.datasize, pin, self.packed = state
+        self.target = path.key, pin
+        self.files = [(path, FileIdentity(self.datasize if self.version == 3 else self.size, pin))]
         if self.packed is None:
-            self._table = (path, self.datasize + (layout.LIMIT if self.version == 1 else 0), self._pin)
-        elif self.packed.tables.in_memory:
-            self._view = self.packed
+            self._table = (path, self.datasize + (layout.LIMIT if self.version == 1 else 0), pin)
+        else:
+            self.tables, self.number = self.packed.tables, self.packed.number
+            if self.packed.tables.in_memory:
+                self._view = self.packed
         self.immediate = self._view is not None and not self.is_remote
         self.opened = True
 
@@ -132,7 +134,7 @@ class Bag:
         """Read what the options of an indexed bag need in memory: its records, its checksums."""
         path = self.require_path()
         if self._cache_data:
-            self._data = await self._read_data(path, self.files[0][1].size)
+            self.data = await self._read_data(path, self.files[0][1].size)
             self.immediate = self._view is not None
         if self._verify:
             await self._read_sums()
@@ -140,7 +142,7 @@ class Bag:
     async def _open(self) -> None:
         self.files = []
         if self.path is None:
-            await self._open_content(self._data or b'')
+            await self._open_content(self.data or b'')
         else:
             await self.path.store.ready()
             self._kept = [self.path.store.keep_open(self.path.key)]
@@ -172,12 +174,12 @@ class Bag:
 
     async def _open_state(self, state: BagState, path: Path) -> None:
         """Open the bag from cached state. The first read fails if the file was replaced since."""
-        self.version, self.size, self.datasize, self._pin, _, limits = state
+        self.version, self.size, self.datasize, pin, _, limits = state
         self._keep_limits(limits)
-        self._handle = path.key, state.pin
+        self.target = path.key, pin
         self.files = state.files(path)
         if self._cache_data:
-            self._data = await self._read_data(path, self.files[0][1].size)
+            self.data = await self._read_data(path, self.files[0][1].size)
 
     async def _open_file(self, path: Path) -> None:
         store, tail = path.store, path.store.config.tail
@@ -197,9 +199,7 @@ class Bag:
             # A writer may have appended between the two reads: the index is newer than the end of the bag.
             end = await store.read(path.key, -tail)
         self._add_file(path, end)
-        self._pin = end.version
-        if self._pin is not None:
-            self._handle = path.key, self._pin
+        self.target = path.key, end.version
         if isinstance(index, bytes):
             await self._open_split(end, None, _whole(index))
         elif index_end is not None:
@@ -210,7 +210,7 @@ class Bag:
                 raise denied
             await self._open_single(end)
         if self._cache_data:
-            self._data = await self._read_data(path, end.size) if end.start else end.data
+            self.data = await self._read_data(path, end.size) if end.start else end.data
         if self._alone and len(self.files) == 2:
             await self._check_pair(path)
 
@@ -218,15 +218,20 @@ class Bag:
         """Check that the records and the table, in two files, are of one bag. A dataset is checked by its spec."""
         if self.is_remote:
             await check_files(self.files)
-        elif not is_at(files.get(path.key, self._pin).fd, path.key):  # which was read first, and may have grown
-            raise changed(self.name, f'{self._pin}', None)
+        elif not is_at(files.get(*self.target).fd, path.key):  # which was read first, and may have grown
+            raise changed(self.name, f'{self.target[1]}', None)
 
     async def _read_data(self, path: Path, size: int) -> bytes:
-        return (await path.read_ranges([0], [size], version=self._pin))[0]
+        return (await path.read_ranges([0], [size], version=self.target[1]))[0]
 
     def _keep_limits(self, limits: Ints) -> None:
-        self._limits, self.length = limits, len(limits) - 1
-        self._view = memoryview(limits.data).cast('B').cast('q')
+        self.length = len(limits) - 1
+        self._keep_in(ArrayTables(limits), 0)
+
+    def _keep_in(self, tables: ArrayTables, number: int) -> None:
+        self.tables, self.number = tables, number
+        self._limits = tables.part(number, self.length + 1)
+        self._view = memoryview(self._limits.data).cast('B').cast('q')
 
     def _add_file(self, path: Path, end: Reply) -> None:
         """Record the identity of an opened file; raise ``UnsupportedError`` if it has no version."""
@@ -247,7 +252,7 @@ class Bag:
             self._keep_limits(layout.blank_limits(0, self.name))
             return
         start = self.datasize = layout.table_start(end.data, end.size, self.name)
-        if self._cache_index or self._data is not None or self._cache_data:
+        if self._cache_index or self.data is not None or self._cache_data:
             filled = await self._read_limits(self.path, start, end)
             self.version = 2 if filled[1] else 1  # whose table itself begins with a zero
             self._keep_limits(layout.check_limits(filled[1:] if self.version == 1 else filled, start, self.name))
@@ -256,11 +261,11 @@ class Bag:
         if start >= end.start:
             first = end.data[start - end.start : start - end.start + layout.LIMIT]
         else:
-            first = (await path.read_ranges([start], [start + layout.LIMIT], version=self._pin))[0]
+            first = (await path.read_ranges([start], [start + layout.LIMIT], version=self.target[1]))[0]
         self.version = 1 if not int.from_bytes(first, 'little') else 2
         skip = layout.LIMIT if self.version == 1 else 0
         self.length = (end.size - start - skip) // layout.LIMIT
-        self._table = (path, start + skip, self._pin)
+        self._table = (path, start + skip, self.target[1])
 
     async def _open_split(self, end: Reply, index: Path | None, index_end: Reply) -> None:
         """Open a bag of version 3, whose table is a file of its own, or in memory."""
@@ -295,7 +300,7 @@ class Bag:
 
     def identity(self) -> FileIdentity:
         """Return the size with the table, the version of the file that holds the records, and what tells the limits."""
-        return FileIdentity(self.size, self._pin, self._told_table() if self.version == 3 else '')
+        return FileIdentity(self.size, self.target[1], self._told_table() if self.version == 3 else '')
 
     def _told_table(self) -> str:
         if self.packed is not None:
@@ -316,7 +321,7 @@ class Bag:
         """The identity for caches, also of the table if that is not in the file that holds the records: the same bytes,
         which may have the same version, may be divided into other records.
         """
-        records = self.size, self._pin or ''
+        records = self.size, self.target[1] or ''
         if self.version != 3:
             return records
         return *records, self.files[1][1].told if len(self.files) == 2 else self._told_table()
@@ -325,16 +330,17 @@ class Bag:
     def origin(self) -> str:
         """The identity of the store and the file; for a bag in memory, a digest of its bytes."""
         if self.path is None:
-            return hashlib.sha256(self._data or b'').hexdigest()
+            return hashlib.sha256(self.data or b'').hexdigest()
         return f'{self.path.store.fingerprint} {self.path!s}'  # with the query, which may select the file
 
     @property
     def state(self) -> BagState | None:
         """The state for the index cache; None without the table in memory or with a stand-in version."""
-        if self._limits is None or self._pin is None or stands_in(self._pin):
+        pin = self.target[1]
+        if self._limits is None or pin is None or stands_in(pin):
             return None
         table_pin = self.files[1][1].version if self.version == 3 else None
-        return BagState(self.version, self.size, self.datasize, self._pin, table_pin or '', self._limits)
+        return BagState(self.version, self.size, self.datasize, pin, table_pin or '', self._limits)
 
     @property
     def is_remote(self) -> bool:
@@ -353,7 +359,7 @@ class Bag:
 
     def read_now(self, index: int) -> bytes:
         view: Any = self._view
-        data = self._data
+        data = self.data
         try:
             start, stop = view[index], view[index + 1]
             kept: Any = None if data is not None else self._kept[0]
@@ -363,15 +369,15 @@ class Bag:
         if data is not None:
             record = data[start:stop]
         else:
-            handle: Any = self._handle
+            key, pin = self.target
             try:
-                file = kept.get(handle[1]) or files.get(*handle)
+                file = kept.get(pin) or files.get(key, pin)
                 record = os.pread(file.fd, stop - start, start) if stop - start <= IN_PLACE else b''
                 if len(record) != stop - start:
-                    record = file.read_exactly(handle[0], start, stop)
-                file.check(handle[0])
+                    record = file.read_exactly(key, start, stop)
+                file.check(key)
             except OSError:
-                with translated(handle[0]):
+                with translated(key):
                     raise
             counters.ranges += 1
             local_files.ok += 1
@@ -395,15 +401,17 @@ class Bag:
         if not self.opened:
             raise ClosedError(f'the reader of {self.name} is closed')
 
-    def limits_read(self, indices: Ints) -> Request:
-        """Return the read of the table entries that hold the limits of records, if the table is not in memory."""
+    def limits_read(self, indices: Ints) -> tuple[tuple[str, str | None], Ints, Ints]:
+        """Return the object with the table, its key and its version, and the ranges in it that hold the limits of
+        records, if the table is not in memory.
+        """
         self.check_open()
         if self._table is None:
             raise InvalidArgumentError(f'{self.name}: its table is cached')
         path, start, version = self._table
         entries = start + layout.LIMIT * indices
         starts = np.where(indices > 0, entries - layout.LIMIT, entries)
-        return Request(path.key, starts, entries + layout.LIMIT, version)
+        return (path.key, version), starts, entries + layout.LIMIT
 
     def parse_limits(self, indices: Ints, entries: Sequence[bytes]) -> tuple[Ints, Ints]:
         """Return the starts and stops of records from the table entries of ``limits_read``."""
@@ -420,14 +428,20 @@ class Bag:
             )
         return starts, stops
 
-    def records_read(self, starts: Ints, stops: Ints) -> Request:
-        return Request(self.require_path().key, starts, stops, self._pin)
-
     def cached_records(self, starts: Ints, stops: Ints) -> list[bytes] | None:
-        data = self._data
+        data = self.data
         if data is None:
             return None
         return [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+def join_limits(bags: Sequence[Bag]) -> None:
+    """Put the limits that some bags have in memory into one array, so that those of many bags are read together."""
+    own = [(bag, limits) for bag in bags if (limits := bag._limits) is not None]
+    if len(own) > 1:
+        tables, numbers = ArrayTables.join([limits for _, limits in own])
+        for (bag, _), number in zip(own, numbers, strict=True):
+            bag._keep_in(tables, number)
 
 
 async def read_digests(bags: Mapping[str, Bag], expected: Identity | None) -> None:

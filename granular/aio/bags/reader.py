@@ -6,7 +6,7 @@ import numpy as np
 
 from granular.aio.bags.bag import Bag, read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
-from granular.aio.bags.records import read_records
+from granular.aio.bags.records import Rows, read_records
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.immediate import is_immediate
@@ -122,7 +122,7 @@ class BagReader(PinnedSource[bytes]):
         return await self._fetch(indices_of(indices, self._bag.length, self._bag.name))
 
     async def _fetch(self, indices: Ints) -> list[bytes]:
-        return (await once_more(self._bag.is_remote, lambda: read_records([(self._bag, indices)])))[0]
+        return await once_more(self._bag.is_remote, lambda: read_records(Rows.of(self._bag, indices)))
 
     def _file_bytes(self, mask: Any) -> int | None:
         return self._bag.size if self._state == 'open' else None

@@ -2,20 +2,37 @@
 
 import itertools
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Proof, proven
-from granular.aio.bags.index_tables import read_tables
+from granular.aio.bags.tables import PackedTables, Tables
 from granular.aio.runtime.threads import offload
-from granular.aio.stores import Request
-from granular.aio.stores.fanout import read_all
+from granular.aio.stores.fanout import cut_into, read_ranges
 from granular.config import MiB
 from granular.errors import CorruptBagError
 from granular.formats.checksums import check
 from granular.indexing import Ints, sums_of
+
+
+class Rows(NamedTuple):
+    """Records of many bags of one store: so many of each bag, given by their indices, one bag behind the other."""
+
+    bags: Sequence[Bag]
+    counts: Ints
+    indices: Ints
+
+    @classmethod
+    def of(cls, bag: Bag, indices: Ints) -> Self:
+        """Return records of one bag."""
+        return cls([bag], np.array([len(indices)]), indices)
+
+    def each(self) -> list[tuple[Bag, Ints]]:
+        """Return each bag with its indices."""
+        ends = np.cumsum(self.counts).tolist()
+        return [(bag, self.indices[a:b]) for bag, a, b in zip(self.bags, [0, *ends], ends, strict=False)]
 
 
 class Adjacent(NamedTuple):
@@ -29,114 +46,129 @@ class Adjacent(NamedTuple):
         return [self.data[start:stop] for start, stop in itertools.pairwise(limits)]
 
 
-async def read_records(requests: Sequence[tuple[Bag, Ints]]) -> list[list[bytes]]:
-    """Read records of many bags of one store: one fan-out for the limits that are not in memory, one for the data."""
-    if not requests:
+async def read_records(rows: Rows) -> list[bytes]:
+    """Read records of many bags: one fan-out for the limits that are not in memory, one for the data."""
+    bags, counts, indices = rows
+    if not len(indices):
         return []
-    limits = await read_limits(requests)
-    starts, stops = (np.concatenate(bounds) for bounds in zip(*limits, strict=True))
-    totals = sums_of(stops - starts, [len(indices) for _, indices in requests])
-    for i in np.flatnonzero(totals > [bag.datasize for bag, _ in requests]).tolist():
-        bag, indices = requests[i]
-        if len(np.unique(indices)) == len(indices):
-            raise CorruptBagError(f'{bag.name}: {len(indices)} records have {totals[i]} bytes of {bag.datasize}')
-        return await _read_distinct(requests)
-    cached, reads = _reads_of([(bag, *bounds) for (bag, _), bounds in zip(requests, limits, strict=True)])
-    out = _filled(cached, await _fetch((bag for bag, _ in requests), reads) if reads else [])
-    for (bag, indices), records in zip(requests, out, strict=True):
-        if bag.sums is not None:
-            if sum(map(len, records)) <= MiB:
-                check(bag.sums, indices, records, bag.name)
+    starts, stops = await read_limits(rows)
+    totals = sums_of(stops - starts, counts)
+    if (larger := totals > [bag.datasize for bag in bags]).any():
+        for i, (bag, own) in enumerate(rows.each()):
+            if larger[i] and len(np.unique(own)) == len(own):
+                raise CorruptBagError(f'{bag.name}: {len(own)} records have {totals[i]} bytes of {bag.datasize}')
+        return await _read_distinct(rows)
+    records = await read_parts(bags, counts, starts, stops)
+    if [bag for bag in bags if bag.sums is not None]:
+        for (bag, own), parts in zip(rows.each(), cut_into(records, counts.tolist()), strict=True):
+            if bag.sums is None:
+                continue
+            if sum(map(len, parts)) <= MiB:
+                check(bag.sums, own, parts, bag.name)
             else:
-                await offload(check, bag.sums, indices, records, bag.name)
-    return out
+                await offload(check, bag.sums, own, parts, bag.name)
+    return records
 
 
 async def read_adjacent(bag: Bag, indices: Ints) -> Adjacent | None:
     """Read records, at least one, that lie one behind the other, without slicing them, nor comparing checksums; return
     None if they do not.
     """
-    [(starts, stops)] = await read_limits([(bag, indices)])
+    starts, stops = await read_limits(Rows.of(bag, indices))
     if not np.array_equal(starts[1:], stops[:-1]):
         return None
-    [[data]] = await read_parts([(bag, starts[:1], stops[-1:])])
+    [data] = await read_parts([bag], np.array([1]), starts[:1], stops[-1:])
     return Adjacent(data, np.append(starts, stops[-1]) - starts[0])
 
 
-async def read_parts(requests: Sequence[tuple[Bag, Ints, Ints]]) -> list[list[bytes]]:
-    """Read byte ranges of many bags of one store in one fan-out, without checking them."""
-    cached, reads = _reads_of(requests)
-    return _filled(cached, await _fetch((bag for bag, _, _ in requests), reads) if reads else [])
+async def read_parts(bags: Sequence[Bag], counts: Ints, starts: Ints, stops: Ints) -> list[bytes]:
+    """Read byte ranges of many bags of one store in one fan-out, without checking them: so many of each bag."""
+    if not [bag for bag in bags if bag.data is not None]:
+        return await _fetch(bags, [bag.target for bag in bags], counts, starts, stops)
+    ends = np.cumsum(counts).tolist()
+    bounds = list(zip([0, *ends], ends, strict=False))
+    kept = [bag.cached_records(starts[a:b], stops[a:b]) for bag, (a, b) in zip(bags, bounds, strict=True)]
+    others = [i for i, records in enumerate(kept) if records is None]
+    if others:
+        own = [bags[i] for i in others]
+        ranges = [np.concatenate([limits[slice(*bounds[i])] for i in others]) for limits in (starts, stops)]
+        fetched = await _fetch(own, [bag.target for bag in own], counts[others], *ranges)
+        for i, records in zip(others, cut_into(fetched, counts[others].tolist()), strict=True):
+            kept[i] = records
+    return list(itertools.chain.from_iterable(filter(None, kept)))
 
 
-def _reads_of(requests: Sequence[tuple[Bag, Ints, Ints]]) -> tuple[list[list[bytes] | None], list[Request]]:
-    """Return what is in memory of the byte ranges of bags, and the reads of the others."""
-    cached = [bag.cached_records(starts, stops) for bag, starts, stops in requests]
-    reads = [
-        bag.records_read(starts, stops)
-        for (bag, starts, stops), parts in zip(requests, cached, strict=True)
-        if parts is None
-    ]
-    return cached, reads
+async def read_limits(rows: Rows) -> tuple[Ints, Ints]:
+    """Return where records begin and end in their bags."""
+    bags, counts, indices = rows
+    # Another thread may close the reader: the tables of all bags are taken now.
+    tables = [bag.tables for bag in bags]
+    sources = dict.fromkeys(tables)
+    if len(sources) == 1 and tables[0] is not None:
+        return await _look_up(tables[0], rows)
+    numbers = {source: i for i, source in enumerate(sources)}
+    owners = np.array([numbers[source] for source in tables])
+    of_record = owners.repeat(counts)
+    starts, stops = np.empty((2, len(indices)), np.int64)
+    for source, number in numbers.items():
+        some, chosen = np.flatnonzero(owners == number).tolist(), np.flatnonzero(of_record == number)
+        own = Rows([bags[i] for i in some], counts[some], indices[chosen])
+        starts[chosen], stops[chosen] = await (_read_tables(own) if source is None else _look_up(source, own))
+    return starts, stops
 
 
-def _filled(cached: Sequence[list[bytes] | None], fetched: Sequence[list[bytes]]) -> list[list[bytes]]:
-    others = iter(fetched)
-    return [next(others) if parts is None else parts for parts in cached]
-
-
-async def read_limits(requests: Sequence[tuple[Bag, Ints]]) -> list[tuple[Ints, Ints]]:
-    cached = [bag.limits(indices) for bag, indices in requests]
-    if any(bag.packed is not None for bag, _ in requests):
-        await _read_packed(requests, cached)
-    missing = [request for request, limits in zip(requests, cached, strict=True) if limits is None]
-    if not missing:
-        return [limits for limits in cached if limits is not None]
-    tables = await _fetch((bag for bag, _ in missing), [bag.limits_read(indices) for bag, indices in missing])
-    parsed = (bag.parse_limits(indices, table) for (bag, indices), table in zip(missing, tables, strict=True))
-    return [next(parsed) if limits is None else limits for limits in cached]
-
-
-async def _read_packed(requests: Sequence[tuple[Bag, Ints]], limits: list[tuple[Ints, Ints] | None]) -> None:
-    """Fill in the limits of the bags that have them in the index of their dataset."""
-    packed = {
-        i: (table, indices)
-        for i, (bag, indices) in enumerate(requests)
-        if limits[i] is None and (table := bag.packed) is not None
-    }
-    if not packed:
-        return  # another thread has closed their reader
-    numbers, results = list(packed), await read_tables(list(packed.values()))
-    starts = np.concatenate([starts for starts, _ in results])
-    stops = np.concatenate([stops for _, stops in results])
-    most = np.repeat([requests[i][0].datasize for i in numbers], [len(starts) for starts, _ in results])
+async def _look_up(tables: Tables, rows: Rows) -> tuple[Ints, Ints]:
+    """Return the limits of records of bags that have them in the same tables."""
+    bags, counts, indices = rows
+    numbers = np.array([bag.number for bag in bags])
+    starts, stops = await tables.read(numbers.repeat(counts), indices)
+    if not isinstance(tables, PackedTables):  # whose limits were checked when they were opened
+        return starts, stops
+    most = np.array([bag.datasize for bag in bags]).repeat(counts)
     bad = (starts < 0) | (stops < starts) | (stops > most)
     if bad.any():
         i = int(np.argmax(bad))
-        ends = np.cumsum([len(starts) for starts, _ in results])
-        bag, _ = requests[numbers[int(np.searchsorted(ends, i, side='right'))]]
+        bag = bags[int(np.searchsorted(np.cumsum(counts), i, side='right'))]
         raise CorruptBagError(
             f'{bag.name}: the index of its dataset has a record from {starts[i]} to {stops[i]}, of {most[i]} bytes: '
             f'run `granular index` on the dataset'
         )
-    for i, result in zip(numbers, results, strict=True):
-        limits[i] = result
+    return starts, stops
 
 
-def _fetch(bags: Iterable[Bag], reads: Sequence[Request]) -> Coroutine[Any, Any, list[list[bytes]]]:
-    files = [bag for bag in bags if bag.path is not None]
-    reading = read_all(files[0].require_path().store, reads)
-    proofs = proofs_of(files)
+async def _read_tables(rows: Rows) -> tuple[Ints, Ints]:
+    """Return the limits of records of bags that have them in their own files, by one fan-out."""
+    parts = rows.each()
+    reads = [bag.limits_read(own) for bag, own in parts]
+    starts, stops = (np.concatenate([read[i] for read in reads]) for i in (1, 2))
+    entries = await _fetch(rows.bags, [read[0] for read in reads], rows.counts, starts, stops)
+    limits = [
+        bag.parse_limits(own, some)
+        for (bag, own), some in zip(parts, cut_into(entries, rows.counts.tolist()), strict=True)
+    ]
+    starts, stops = (np.concatenate([own[i] for own in limits]) for i in (0, 1))
+    return starts, stops
+
+
+def _fetch(
+    bags: Iterable[Bag], objects: Sequence[tuple[str, str | None]], counts: Ints, starts: Ints, stops: Ints
+) -> Coroutine[Any, Any, list[bytes]]:
+    reading = read_ranges(next(bag.path for bag in bags if bag.path is not None).store, objects, counts, starts, stops)
+    proofs = proofs_of(bags)
     return proven(proofs, reading) if proofs else reading
 
 
 def proofs_of(bags: Iterable[Bag]) -> set[Proof]:
     """Return what proves that bags which were opened from a snapshot are those that it describes."""
-    return {bag.proof for bag in bags if bag.proof is not None}
+    proofs = {bag.proof for bag in bags}
+    return {proof for proof in proofs if proof is not None}
 
 
-async def _read_distinct(requests: Sequence[tuple[Bag, Ints]]) -> list[list[bytes]]:
+async def _read_distinct(rows: Rows) -> list[bytes]:
     """Read records as ``read_records``, for indices that repeat: each record is read and stored once."""
-    distinct = [np.unique(indices, return_inverse=True) for _, indices in requests]
-    out = await read_records([(bag, once) for (bag, _), (once, _) in zip(requests, distinct, strict=True)])
-    return [[records[i] for i in again.tolist()] for records, (_, again) in zip(out, distinct, strict=True)]
+    distinct = [np.unique(own, return_inverse=True) for _, own in rows.each()]
+    counts = np.array([len(once) for once, _ in distinct])
+    records = await read_records(Rows(rows.bags, counts, np.concatenate([once for once, _ in distinct])))
+    before = np.cumsum(counts) - counts
+    again = np.concatenate([inverse + first for (_, inverse), first in zip(distinct, before.tolist(), strict=True)])
+    return [records[i] for i in again.tolist()]

@@ -1,8 +1,6 @@
 """The columns of an opened dataset, and reads of many datapoints from many datasets in one fan-out."""
 
-import bisect
 import copy
-import itertools
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -10,14 +8,14 @@ import numpy as np
 
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Snapshot
-from granular.aio.bags.index_tables import PackedReferences, read_tables
-from granular.aio.bags.records import Adjacent, read_adjacent, read_records
+from granular.aio.bags.records import Adjacent, Rows, read_adjacent, read_records
+from granular.aio.bags.tables import PackedReferences, read_packed_references
 from granular.aio.datasets.codec import Field, decode_error, decode_records, raw
-from granular.aio.datasets.references import References, clip, unpack_groups
+from granular.aio.datasets.references import References, clip, unpack_rows
 from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.user_functions import CONTROL, raise_control
-from granular.aio.stores.fanout import once_more
+from granular.aio.stores.fanout import cut_into, once_more
 from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import CorruptDatasetError, InvalidArgumentError, UnknownKeyError
 from granular.formats.layout import Layout, Spec, unpack_refs
@@ -75,7 +73,7 @@ class Columns:
 
     @property
     def is_remote(self) -> bool:
-        return any(bag.is_remote for bag in self.bags.values())
+        return next(iter(self.bags.values())).is_remote
 
     def copy(self) -> Self:
         columns = copy.copy(self)
@@ -171,13 +169,13 @@ class Columns:
 
     async def checked_references(self, indices: Ints) -> tuple[Ints, Ints]:
         """Return the result of ``read_references``; raise ``CorruptDatasetError`` if it points to no records."""
-        group = self, indices
+        picks = Picks.of(self, indices)
 
         async def read() -> tuple[Ints, Ints]:
-            references = await read_references([group])
+            references = await read_references(picks)
             for choice in self.choices:
-                record_requests([group], choice, references)
-            return references[0]
+                record_rows(picks, choice, references)
+            return references
 
         return await once_more(self.is_remote, read)
 
@@ -222,42 +220,68 @@ def _check_selection(selection: Any, field: Field, name: str) -> None:
 
 # --- many datapoints of many datasets
 
-Group = tuple[Columns, Ints]
-"""A dataset and the indices of the datapoints to read from it."""
+
+class Picks(NamedTuple):
+    """Datapoints of many datasets, which share a spec and a store: so many of each, given by their indices, one dataset
+    behind the other.
+    """
+
+    datasets: Sequence[Columns]
+    counts: Ints
+    indices: Ints
+
+    @classmethod
+    def of(cls, columns: Columns, indices: Ints) -> Self:
+        """Return datapoints of one dataset."""
+        return cls([columns], np.array([len(indices)]), indices)
+
+    @property
+    def is_remote(self) -> bool:
+        return self.datasets[0].is_remote
+
+    def locate(self, position: int) -> tuple[Columns, int]:
+        """Return the dataset of the datapoint at a position, and its index in it."""
+        number = int(np.searchsorted(np.cumsum(self.counts), position, side='right'))
+        return self.datasets[number], int(self.indices[position])
 
 
-def as_datapoints(columns: Sequence[list[Any]], choices: Sequence[Choice], count: int) -> list[Datapoint]:
-    """Return so many datapoints for the values of their fields."""
+def as_datapoints(
+    columns: Sequence[list[Any]], choices: Sequence[Choice], count: int, order: Ints | None = None
+) -> list[Datapoint]:
+    """Return so many datapoints for the values of their fields; ``order`` has the position of each in the result."""
     datapoints: list[Datapoint] = [{} for _ in range(count)]
+    filled = datapoints if order is None else [datapoints[i] for i in order.tolist()]
     # Key by key, which takes half the time of building each dict from its row.
     for choice, column in zip(choices, columns, strict=True):
         key = choice.field.key
-        for datapoint, value in zip(datapoints, column, strict=True):
+        for datapoint, value in zip(filled, column, strict=True):
             datapoint[key] = value
     return datapoints
 
 
-def read_columns(groups: Sequence[Group], choices: Sequence[Choice]) -> Coroutine[Any, Any, list[list[Any]]]:
-    """Return the values of all groups' datapoints, by field, in one fan-out. The groups share a spec and a store."""
-    return once_more(any(columns.is_remote for columns, _ in groups), lambda: _read_columns(groups, choices))
+def read_columns(picks: Picks, choices: Sequence[Choice]) -> Coroutine[Any, Any, list[list[Any]]]:
+    """Return the values of datapoints, by field, in one fan-out."""
+    return once_more(picks.is_remote, lambda: _read_columns(picks, choices))
 
 
-def read_buffers(group: Group, choices: Sequence[Choice]) -> Coroutine[Any, Any, dict[str, list[Any] | Adjacent]]:
+def read_buffers(
+    columns: Columns, indices: Ints, choices: Sequence[Choice]
+) -> Coroutine[Any, Any, dict[str, list[Any] | Adjacent]]:
     """Return the values of datapoints, at least one, by key: raw records as one buffer if they lie in it anyway."""
-    return once_more(group[0].is_remote, lambda: _read_buffers(group, choices))
+    return once_more(columns.is_remote, lambda: _read_buffers(columns, Picks.of(columns, indices), choices))
 
 
-async def _read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, list[Any] | Adjacent]:
-    columns, references = group[0], await read_references([group])
+async def _read_buffers(columns: Columns, picks: Picks, choices: Sequence[Choice]) -> dict[str, list[Any] | Adjacent]:
+    references = await read_references(picks)
     out: dict[str, list[Any] | Adjacent] = {}
 
     async def read_values(some: Sequence[Choice]) -> None:
-        values = await _read_columns([group], some, references)
+        values = await _read_columns(picks, some, references)
         out.update({choice.field.key: column for choice, column in zip(some, values, strict=True)})
 
     async def read_raw(choice: Choice) -> None:
-        [request], _ = record_requests([group], choice, references)
-        buffer = await read_adjacent(*request)
+        ((bag,), _, indices), _ = record_rows(picks, choice, references)
+        buffer = await read_adjacent(bag, indices)
         if buffer is None:
             await read_values([choice])
         else:
@@ -273,113 +297,107 @@ async def _read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, li
     return out
 
 
+Referenced = tuple[Ints, Ints]
+"""The first record and the number of records of datapoints, both of shape (datapoints, keys); in the columns layout, of
+shapes (datapoints, 1) and (1, 1).
+"""
+
+
 async def _read_columns(
-    groups: Sequence[Group], choices: Sequence[Choice], references: Sequence[tuple[Ints, Ints]] = ()
+    picks: Picks, choices: Sequence[Choice], references: Referenced | None = None
 ) -> list[list[Any]]:
-    references = references or await read_references(groups)
-    requests: list[tuple[Bag, Ints]] = []
-    counts: dict[str, Ints] = {}
-    for choice in choices:
-        own, counts[choice.field.key] = record_requests(groups, choice, references)
-        requests += own
-    records = await read_records(requests)
-    flat = [_chain(records[i * len(groups) : (i + 1) * len(groups)]) for i in range(len(choices))]
-    values = await decode_records(
-        [choice.field for choice in choices],
-        flat,
-        lambda field, position: _locate(groups, counts[field.key] if field.many else None, position),
-    )
+    if not choices:
+        return []
+    references = references or await read_references(picks)
+    rows, counts = join_rows([record_rows(picks, choice, references) for choice in choices])
+    records = await read_records(rows)
+    totals = [len(picks.indices) if own is None else int(own.sum()) for own in counts]
+    numbers = {choice.field.key: own for choice, own in zip(choices, counts, strict=True)}
+
+    def locate(field: Field, position: int) -> tuple[str, int]:
+        if (own := numbers[field.key]) is not None:
+            position = int(np.searchsorted(np.cumsum(own), position, side='right'))
+        columns, index = picks.locate(position)
+        return columns.name, index
+
+    values = await decode_records([choice.field for choice in choices], cut_into(records, totals), locate)
     return [
-        _split(column, counts[choice.field.key].tolist()) if choice.field.many else column
-        for choice, column in zip(choices, values, strict=True)
+        column if own is None else cut_into(column, own.tolist()) for own, column in zip(counts, values, strict=True)
     ]
 
 
-def _locate(groups: Sequence[Group], counts: Ints | None, position: int) -> tuple[str, int]:
-    """Return the dataset and the index in it of a value's datapoint, of which each has ``counts`` values, or one."""
-    if counts is not None:
-        position = int(np.searchsorted(np.cumsum(counts), position, side='right'))
-    for columns, indices in groups:
-        if position < len(indices):
-            return columns.name, int(indices[position])
-        position -= len(indices)
-    raise IndexError(position)
+def join_rows(parts: Sequence[tuple[Rows, Ints | None]]) -> tuple[Rows, list[Ints | None]]:
+    """Return the results of ``record_rows`` for several fields: the records of all, one field behind the other."""
+    rows = [own for own, _ in parts]
+    if len(rows) == 1:
+        return rows[0], [parts[0][1]]
+    bags = [bag for own in rows for bag in own.bags]
+    counts, indices = (np.concatenate([own[i] for own in rows]) for i in (1, 2))
+    return Rows(bags, counts, indices), [counts for _, counts in parts]
 
 
-def record_requests(
-    groups: Sequence[Group], choice: Choice, references: Sequence[tuple[Ints, Ints]]
-) -> tuple[list[tuple[Bag, Ints]], Ints]:
-    """Return the bag of a field and the record indices, one after the other, for each group; and their number for each
-    datapoint of all groups.
+def record_rows(picks: Picks, choice: Choice, references: Referenced) -> tuple[Rows, Ints | None]:
+    """Return the records of a field of some datapoints, and for a sequence the number of those of each datapoint.
 
-    The groups are computed together, as a batch has few datapoints of each of many shards. Raises
+    All datasets are computed together, as a batch has few datapoints of each of many shards. Raises
     ``CorruptDatasetError`` for references, those of ``read_references``, that point to no records.
     """
-    key, sizes = choice.field.key, [len(indices) for _, indices in groups]
-    ends = list(itertools.accumulate(sizes, initial=0))
-    if groups[0][0].refs is None:
-        return [(columns.bags[key], indices) for columns, indices in groups], np.ones(ends[-1], np.int64)
-    first, count = (np.concatenate([pair[i][:, choice.number] for pair in references]) for i in (0, 1))
-    bags = [columns.bags[key] for columns, _ in groups]
-    lengths = [bag.length for bag in bags]
-    bad = (first < 0) | (count < 0) | (first > np.repeat(lengths, sizes) - count)
+    key, (datasets, sizes, indices) = choice.field.key, picks
+    bags = [columns.bags[key] for columns in datasets]
+    if datasets[0].refs is None:
+        return Rows(bags, sizes, indices), None
+    first, count = (numbers[:, choice.number] for numbers in references)
+    lengths = np.array([bag.length for bag in bags])
+    bad = (first < 0) | (count < 0) | (first > lengths.repeat(sizes) - count)
     if bad.any():
         i = int(np.argmax(bad))
-        at = bisect.bisect_right(ends, i) - 1
-        columns, indices = groups[at]
-        columns.check_reference(key, int(indices[i - ends[at]]), int(first[i]), int(count[i]))
-    if choice.field.many:
-        if choice.selection is not True:
-            owners = ((columns.name, index) for columns, indices in groups for index in indices.tolist())
-            rows = zip(first.tolist(), count.tolist(), owners, strict=True)
-            clipped = [clip(f, c, choice.selection, key, index, name) for f, c, (name, index) in rows]
-            first, count = np.array(clipped, np.int64).reshape(-1, 2).T
-        totals = sums_of(count, sizes)
-        for i in np.flatnonzero(totals > lengths).tolist():
-            groups[i][0].check_distinct(key, groups[i][1], count[ends[i] : ends[i + 1]])
-        behind = np.cumsum(count)
-        first = np.arange(totals.sum()) + np.repeat(first - behind + count, count)
-        ends = [0, *np.cumsum(totals).tolist()]
-    return [(bag, first[start:stop]) for bag, start, stop in zip(bags, ends, ends[1:], strict=False)], count
+        columns, index = picks.locate(i)
+        columns.check_reference(key, index, int(first[i]), int(count[i]))
+    if not choice.field.many:
+        return Rows(bags, sizes, first), None
+    if choice.selection is not True:
+        owners = (columns.name for columns, size in zip(datasets, sizes.tolist(), strict=True) for _ in range(size))
+        rows = zip(first.tolist(), count.tolist(), indices.tolist(), owners, strict=True)
+        clipped = [clip(f, c, choice.selection, key, index, name) for f, c, index, name in rows]
+        first, count = np.array(clipped, np.int64).reshape(-1, 2).T
+    totals, ends = sums_of(count, sizes), np.cumsum(sizes)
+    for i in np.flatnonzero(totals > lengths).tolist():
+        own = slice(ends[i] - sizes[i], ends[i])
+        datasets[i].check_distinct(key, indices[own], count[own])
+    records = np.arange(totals.sum()) + np.repeat(first - np.cumsum(count) + count, count)
+    return Rows(bags, totals, records), count
 
 
-async def read_references(groups: Sequence[Group]) -> list[tuple[Ints, Ints]]:
-    """Return the first record and the number of records for each group, both of shape (datapoints, keys); in the
-    columns layout, of shapes (datapoints, 1) and (1, 1).
-    """
-    if groups[0][0].refs is None:
-        return [(indices[:, None], np.ones((1, 1), np.int64)) for _, indices in groups]
-    cached = [columns.references for columns, _ in groups]  # now, as another thread may close the reader
-    requests = [
-        (columns.refs, indices)
-        for (columns, indices), references in zip(groups, cached, strict=True)
-        if columns.refs and references is None
-    ]
-    unpacked = unpack_groups(requests, await read_records(requests), groups[0][0].spec)
-    packed = [
-        (indices, references)
-        for (_, indices), references in zip(groups, cached, strict=True)
-        if isinstance(references, PackedReferences)
-    ]
-    wanted = [(table, indices) for indices, references in packed for tables in references.tables for table in tables]
-    numbers = iter(await read_tables(wanted)) if wanted else iter(())
-    every, keys = np.concatenate([np.zeros(0, np.int64), *(indices for indices, _ in packed)]), len(groups[0][0].spec)
-    firsts, counts = np.repeat(every[:, None], keys, axis=1), np.ones((len(every), keys), np.int64)
-    out, stop = [], 0
-    for (columns, indices), references in zip(groups, cached, strict=True):
-        if isinstance(references, PackedReferences):
-            columns.refs.check_open()  # type: ignore[union-attr]
-            start, stop = stop, stop + len(indices)
-            references.fill(firsts[start:stop], counts[start:stop], numbers)
-            out.append((firsts[start:stop], counts[start:stop]))
-        else:
-            out.append(next(unpacked) if references is None else references.at(indices))
-    return out
+async def read_references(picks: Picks) -> Referenced:
+    """Return the first record and the number of records of datapoints."""
+    datasets, counts, indices = picks
+    if datasets[0].refs is None:
+        return indices[:, None], np.ones((1, 1), np.int64)
+    cached = [columns.references for columns in datasets]  # now, as another thread may close the reader
+    kinds = [type(references) for references in cached]
+    if len(set(kinds)) == 1:
+        return await _read_references(picks, cached)
+    every, keys = np.array([id(kind) for kind in kinds]).repeat(counts), len(datasets[0].spec)
+    out = np.empty((2, len(indices), keys), np.int64)
+    for kind in set(kinds):
+        some, chosen = [i for i, other in enumerate(kinds) if other is kind], np.flatnonzero(every == id(kind))
+        own = Picks([datasets[i] for i in some], counts[some], indices[chosen])
+        out[:, chosen] = await _read_references(own, [cached[i] for i in some])
+    return out[0], out[1]
 
 
-def _chain(groups: Sequence[list[bytes]]) -> list[bytes]:
-    return groups[0] if len(groups) == 1 else [record for records in groups for record in records]
-
-
-def _split(values: list[Any], counts: list[int]) -> list[list[Any]]:
-    return [values[end - count : end] for end, count in zip(itertools.accumulate(counts), counts, strict=True)]
+async def _read_references(picks: Picks, cached: Sequence[Any]) -> Referenced:
+    """Return the references of datasets that all have them in memory, or in an index, or in their bags."""
+    datasets, counts, indices = picks
+    refs = [columns.refs for columns in datasets if columns.refs is not None]
+    if cached[0] is None:
+        rows = Rows(refs, counts, indices)
+        return unpack_rows(rows, await read_records(rows), datasets[0].spec)
+    if isinstance(cached[0], PackedReferences):
+        for bag in refs:
+            bag.check_open()
+        return await read_packed_references(cached, counts, indices)
+    parts = np.split(indices, np.cumsum(counts[:-1]))
+    both = [references.at(own) for references, own in zip(cached, parts, strict=True)]
+    firsts, numbers = (np.concatenate([pair[i] for pair in both]) for i in (0, 1))
+    return firsts, numbers

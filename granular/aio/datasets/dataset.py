@@ -3,10 +3,10 @@
 import copy
 import functools
 import warnings
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
-from granular.aio.bags.bag import Bag
+from granular.aio.bags.bag import Bag, join_limits
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Proof, Snapshot, proven
 from granular.aio.datasets.codec import Decoders, Field, fields_of
@@ -244,6 +244,14 @@ class Dataset:
             return self.columns.snapshot.folders[self._shard]
         states = all_or_none({key: bag.state for key, bag in self.columns.all_bags.items()})
         return None if states is None or self._opened_spec is None else FolderState(self._opened_spec.first, states)
+
+
+def join_tables(datasets: Collection[Dataset]) -> None:
+    """Join the limits of the shards that were opened by their own tables, key by key, so that a batch looks up those of
+    all shards at once.
+    """
+    for key in next((dataset.columns.all_bags for dataset in datasets), ()):
+        join_limits([dataset.columns.all_bags[key] for dataset in datasets])
 
 
 def all_or_none(values: Mapping[K, V | None]) -> dict[K, V] | None:

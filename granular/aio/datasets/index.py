@@ -12,7 +12,7 @@ import numpy as np
 from granular._words import logger
 from granular.aio.bags.bag import IndexedBag
 from granular.aio.bags.identity import FileIdentity
-from granular.aio.bags.index_tables import PackedReferences, PackedTable, PackedTables
+from granular.aio.bags.tables import PackedReferences, PackedTable, PackedTables
 from granular.aio.datasets.shards import listed_shards
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import relative_name
@@ -262,13 +262,7 @@ class DatasetIndex(PackedTables):
         kinds = self.directory.kinds
         if kinds is None:
             return None
-        first, length = shard * self._tables + len(self.directory.spec), int(self.lengths[shard])
-        return PackedReferences(
-            [
-                tuple(PackedTable(self, first + 2 * key + i, length) for i in range(kind))
-                for key, kind in enumerate(kinds[shard].tolist())
-            ]
-        )
+        return PackedReferences(self, shard * self._tables + len(self.directory.spec), kinds[shard])
 
     def file_identities(self, shard: int) -> dict[str, FileIdentity]:
         """Return the identities of the bags of a shard, by file name."""

@@ -11,7 +11,7 @@ from granular._words import logger
 from granular.aio.bags.identity import FileIdentity, check_files
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.codec import Field
-from granular.aio.datasets.columns import Mask
+from granular.aio.datasets.columns import Columns, Mask
 from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.paths.path import Path
@@ -47,6 +47,7 @@ class IndexedShards:
         self.index, self._numbers, self._fields, self._create = index, numbers, fields, create
         self.own: dict[int, Dataset] = {}
         self._made: dict[int, Dataset] = {}
+        self._columns: dict[int, Columns] = {}  # of the shards that were read
         # Shards that may have been replaced since the index was built: all of them, until they are compared. A later
         # replacement is an error, as without an index.
         self.unchecked: NDArray[np.bool_] = np.ones(len(numbers), np.bool_)
@@ -57,6 +58,7 @@ class IndexedShards:
         shards = copy.copy(self)
         shards.own = {i: dataset.copy() for i, dataset in self.own.items()}
         shards._made = {i: dataset.copy() for i, dataset in self._made.items()}
+        shards._columns = {}
         # A shard that one of them reads by its own tables from now on may be the indexed one in the other.
         shards.unchecked = self.unchecked.copy()
         return shards
@@ -78,6 +80,15 @@ class IndexedShards:
             dataset.open_indexed(self.index, int(self._numbers[position]), self._fields)
             self._made[position] = dataset
         return dataset
+
+    def columns(self, positions: Sequence[int]) -> list[Columns]:
+        """Return the columns of some shards."""
+        known = self._columns
+        try:
+            return [known[i] for i in positions]
+        except KeyError:
+            known.update({i: self[i].columns for i in positions if i not in known})
+            return [known[i] for i in positions]
 
     def _shard_name(self, position: int) -> str:
         return shard_name(int(self._numbers[position]))
@@ -212,6 +223,7 @@ class IndexedShards:
         stale = stale or indexed
         for i, dataset in zip(stale, await gather([self._open(i) for i in stale]), strict=True):
             self.own[i] = dataset
+            self._columns.pop(i, None)
         if stale:
             name = self._shard_name(stale[0])
             self.warn(f'{len(stale)} of {len(positions)} shards that were read were replaced, such as {name}')

@@ -1,7 +1,7 @@
 """Read datasets of either layout. docs/format.md describes the files."""
 
 import abc
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
@@ -14,7 +14,16 @@ from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import Adjacent, proofs_of
 from granular.aio.datasets.codec import Decoders, Field, raw
-from granular.aio.datasets.columns import Choice, Columns, Datapoint, Mask, as_datapoints, read_buffers, read_columns
+from granular.aio.datasets.columns import (
+    Choice,
+    Columns,
+    Datapoint,
+    Mask,
+    Picks,
+    as_datapoints,
+    read_buffers,
+    read_columns,
+)
 from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.paths.path import Path
@@ -52,12 +61,10 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         """Return the dataset or shard that holds an index, and the position in it."""
 
     @abc.abstractmethod
-    def _sort(self, indices: Ints) -> tuple[Ints, Ints | None]:
-        """Return indices sorted by shard, and their original order; None if they are in order already."""
-
-    @abc.abstractmethod
-    def _read(self, positions: Ints, choices: Sequence[Choice]) -> Coroutine[Any, Any, list[list[Any]]]:
-        """Return the values of datapoints by field, given by indices that are sorted by shard."""
+    async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
+        """Return the values of datapoints, at least one, by field; and the position of each datapoint in what was
+        requested, None if they are in that order.
+        """
 
     @abc.abstractmethod
     def _size(self, mask: Mask) -> int:
@@ -106,15 +113,17 @@ class DatapointReader(PinnedSource[Datapoint_co]):
             await self._ensure_open()
         if isinstance(index, slice | range):
             choices = self._first.choose(mask)
-            positions, order = self._sort(indices_of(index, len(self), self._name))
-            values = await self._read(positions, choices) if len(positions) else [[] for _ in choices]
+            positions = indices_of(index, len(self), self._name)
+            if not len(positions):
+                return {choice.field.key: [] for choice in choices}
+            values, order = await self._read(positions, choices)
             return {c.field.key: _reorder(column, order) for c, column in zip(choices, values, strict=True)}
         columns, position = self._find(index)
         choices = columns.choices if mask is None else columns.choose(mask)
         if columns.immediate and (datapoint := columns.read_now(position, choices)) is not None:
             return datapoint
         positions = np.array([index_of(index, len(self), self._name)])
-        return as_datapoints(await self._read(positions, choices), choices, 1)[0]
+        return as_datapoints((await self._read(positions, choices))[0], choices, 1)[0]
 
     @overload
     async def fetch(self, indices: Any, mask: Mask) -> list[Datapoint]: ...
@@ -132,11 +141,12 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         """
         if self._state != 'open':
             await self._ensure_open()
-        positions, order = self._sort(indices_of(indices, len(self), self._name))
+        positions = indices_of(indices, len(self), self._name)
         choices = self._first.choose(mask)
         if not len(positions):
             return []
-        return _reorder(as_datapoints(await self._read(positions, choices), choices, len(positions)), order)
+        values, order = await self._read(positions, choices)
+        return as_datapoints(values, choices, len(positions), order)
 
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""
@@ -254,11 +264,8 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         columns = self._dataset.columns
         return columns, index_of(index, columns.length, self._name)
 
-    def _sort(self, indices: Ints) -> tuple[Ints, Ints | None]:
-        return indices, None
-
-    def _read(self, positions: Ints, choices: Sequence[Choice]) -> Coroutine[Any, Any, list[list[Any]]]:
-        return read_columns([(self._dataset.columns, positions)], choices)
+    async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
+        return await read_columns(Picks.of(self._dataset.columns, positions), choices), None
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same dataset that shares its caches."""
@@ -296,8 +303,11 @@ def fields_read(reader: DatapointReader[Any]) -> list[Field]:
 async def fetch_stored(reader: DatapointReader[Any], indices: Any) -> list[Datapoint]:
     """Return datapoints of an open reader with their records as they are stored, whatever its decoders are."""
     choices = [choice._replace(field=choice.field._replace(fn=raw, light=True)) for choice in reader._first.choices]
-    positions, order = reader._sort(indices_of(indices, len(reader), reader._name))
-    return _reorder(as_datapoints(await reader._read(positions, choices), choices, len(positions)), order)
+    positions = indices_of(indices, len(reader), reader._name)
+    if not len(positions):
+        return []
+    values, order = await reader._read(positions, choices)
+    return as_datapoints(values, choices, len(positions), order)
 
 
 async def fetch_buffers(
@@ -306,8 +316,7 @@ async def fetch_buffers(
     """Return the values of consecutive datapoints as ``read_buffers`` does."""
     await ensure_open(reader)
     columns = columns_of(reader)
-    group = columns, indices_of(indices, columns.length, columns.name)
-    return await read_buffers(group, columns.choose(mask))
+    return await read_buffers(columns, indices_of(indices, columns.length, columns.name), columns.choose(mask))
 
 
 def _reorder(values: list[Any], order: Ints | None) -> list[Any]:

@@ -1,16 +1,14 @@
 """References of the refs layout: for each datapoint and key, the first record and the number of records."""
 
-import itertools
-from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio.bags.bag import Bag
-from granular.aio.bags.records import read_records
+from granular.aio.bags.records import Rows, read_records
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.fanout import once_more
+from granular.aio.stores.fanout import cut_into, once_more
 from granular.errors import CorruptDatasetError, OutOfRangeError
 from granular.formats.layout import Spec, is_sequence, unpack_refs
 from granular.indexing import Ints
@@ -58,25 +56,19 @@ class References:
         return [(index, 1) if table is None else (int(table[0][index]), int(table[1][index])) for table in self.tables]
 
 
-def unpack_groups(
-    requests: Sequence[tuple[Bag, Ints]], records: Sequence[list[bytes]], spec: Spec
-) -> Iterator[tuple[Ints, Ints]]:
-    """Yield the results of ``unpack_refs`` for the records of many bags, which are unpacked together."""
+def unpack_rows(rows: Rows, records: list[bytes], spec: Spec) -> tuple[Ints, Ints]:
+    """Return the results of ``unpack_refs`` for the records of many bags, which are unpacked together."""
     try:
-        firsts, counts = unpack_refs(itertools.chain.from_iterable(records), spec, 'references')
+        return unpack_refs(records, spec, 'references')
     except CorruptDatasetError:
-        for (bag, _), own in zip(requests, records, strict=True):
+        for bag, own in zip(rows.bags, cut_into(records, rows.counts.tolist()), strict=True):
             unpack_refs(own, spec, bag.name)  # raises an error that names the bag
         raise
-    stop = 0
-    for own in records:
-        start, stop = stop, stop + len(own)
-        yield firsts[start:stop], counts[start:stop]
 
 
 async def _read_references(refs: Bag, spec: Spec, indices: range) -> tuple[Ints, Ints]:
     async def read() -> tuple[Ints, Ints]:
-        records = (await read_records([(refs, np.arange(indices.start, indices.stop))]))[0]
+        records = await read_records(Rows.of(refs, np.arange(indices.start, indices.stop)))
         first, count = await offload(unpack_refs, records, spec, refs.name)
         if (first < 0).any() or (count < 0).any() or (first + count >> 32).any():
             raise CorruptDatasetError(

@@ -10,9 +10,9 @@ from granular._words import counted, logger
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.appending import finished_shards
-from granular.aio.datasets.columns import Mask
+from granular.aio.datasets.columns import Columns, Mask
 from granular.aio.datasets.consistency import open_as_one
-from granular.aio.datasets.dataset import Dataset, OpenOptions, all_or_none
+from granular.aio.datasets.dataset import Dataset, OpenOptions, all_or_none, join_tables
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.shards import check_complete, filled, listed_shards, shards_in
@@ -41,6 +41,9 @@ class ListedShards(tuple[Dataset, ...]):
     def close(self) -> None:
         for dataset in self:
             dataset.columns.close()
+
+    def columns(self, positions: Sequence[int]) -> list[Columns]:
+        return [self[i].columns for i in positions]
 
     def lengths(self) -> Ints:
         return np.array([dataset.columns.length for dataset in self], np.int64)
@@ -104,6 +107,7 @@ class ShardOpener:
         if self._count is not None and self._expected_count is None:
             await self._warn_of_unread(self._count)
         shards, self._shards = self._shards, ListedShards()
+        join_tables(shards.own.values() if isinstance(shards, IndexedShards) else shards)
         shards.warn_of_lengths()
         states = shards.states() if isinstance(shards, ListedShards) and self._snapshot is None else None
         if states is not None and (snapshot := await Snapshot.save(self._snapshot_name, states)) is not None:

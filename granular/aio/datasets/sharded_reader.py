@@ -1,7 +1,7 @@
 """Read sharded datasets: one folder per shard, each a dataset of its own."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Self, SupportsIndex
+from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.datasets.codec import Decoders
-from granular.aio.datasets.columns import Choice, Columns, Mask, read_columns
+from granular.aio.datasets.columns import Choice, Columns, Mask, Picks, read_columns
 from granular.aio.datasets.dataset import OpenOptions
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.reader import DatapointReader, DatasetReader, columns_of, reader_of
@@ -24,6 +24,8 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.errors import NotFoundError, ObjectChangedError
 from granular.indexing import Ints, index_of
+
+_FIRST: Final = np.zeros(1, np.int64)
 
 
 class ShardedDatasetReader(DatapointReader[Datapoint_co]):
@@ -145,23 +147,22 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         shard = int(np.searchsorted(self._stops, position, side='right'))
         return self._shards[shard].columns, position - int(self._starts[shard])
 
-    def _sort(self, indices: Ints) -> tuple[Ints, Ints | None]:
-        shards = np.searchsorted(self._stops, indices, side='right')
-        if not (np.diff(shards) < 0).any():
-            return indices, None
-        order = np.argsort(shards, kind='stable')
-        return indices[order], order
-
-    async def _read(self, positions: Ints, choices: Sequence[Choice]) -> list[list[Any]]:
-        shards = np.searchsorted(self._stops, positions, side='right')
-        edges = np.append(0, np.flatnonzero(np.diff(shards)) + 1)
-        numbers, parts = shards[edges], np.split(positions - self._starts[shards], edges[1:])
+    async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
+        shards, order = self._stops.searchsorted(positions, side='right'), None
+        if (shards[1:] < shards[:-1]).any():
+            order = shards.argsort(kind='stable')
+            shards, positions = shards[order], positions[order]
+        positions = positions - self._starts[shards]
+        edges = np.flatnonzero(shards[1:] != shards[:-1]) + 1
+        bounds = np.concatenate((_FIRST, edges, [len(shards)]))
+        numbers, counts = shards[bounds[:-1]], bounds[1:] - bounds[:-1]
+        used = numbers.tolist()
         while True:
-            groups = [(self._shards[i].columns, part) for i, part in zip(numbers.tolist(), parts, strict=True)]
+            picks = Picks(self._shards.columns(used), counts, positions)
             try:
-                return await self._shards.read(numbers, read_columns(groups, choices))
+                return await self._shards.read(numbers, read_columns(picks, choices)), order
             except (ObjectChangedError, NotFoundError):
-                if not await self._shards.replace(numbers.tolist()):
+                if not await self._shards.replace(used):
                     raise
 
 

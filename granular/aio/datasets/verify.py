@@ -9,9 +9,9 @@ import numpy as np
 from granular._other_names import answering
 from granular._words import counted
 from granular.aio.bags.reader import BagReader
-from granular.aio.bags.records import read_limits
+from granular.aio.bags.records import Rows, read_limits
 from granular.aio.datasets.codec import Decoders, check_decoders, describe_error
-from granular.aio.datasets.columns import Columns, read_references
+from granular.aio.datasets.columns import Columns, Picks, read_references
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.index import DatasetIndex, index_path
 from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
@@ -171,11 +171,11 @@ async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetR
     described.open_indexed(index, shard, [choice.field for choice in columns.choices])
     for key, bag in columns.bags.items():
         for indices in _spans(bag.length):
-            own, other = [(await read_limits([(b, indices)]))[0] for b in (bag, described.columns.bags[key])]
+            own, other = [await read_limits(Rows.of(b, indices)) for b in (bag, described.columns.bags[key])]
             if not all(np.array_equal(*pair) for pair in zip(own, other, strict=True)):
                 return f'{key}.bag has other limits than the index, of records {indices[0]} to {indices[-1]}'
     for indices in _spans(0 if columns.refs is None else columns.length):
-        own, other = [(await read_references([(c, indices)]))[0] for c in (columns, described.columns)]
+        own, other = [await read_references(Picks.of(c, indices)) for c in (columns, described.columns)]
         filled = own[1] > 0  # an empty sequence has no first record
         if not np.array_equal(own[1], other[1]) or not np.array_equal(own[0][filled], other[0][filled]):
             return f'refs.bag has other references than the index, of datapoints {indices[0]} to {indices[-1]}'
@@ -231,7 +231,7 @@ async def _datapoints_of(columns: Columns, key: str, records: Sequence[int]) -> 
     number, owners = list(columns.spec).index(key), dict[int | None, int]()
     with contextlib.suppress(CorruptError):  # of references, which is a problem of its own
         for indices in _spans(columns.length):
-            firsts, counts = (numbers[:, number] for numbers in (await read_references([(columns, indices)]))[0])
+            firsts, counts = (numbers[:, number] for numbers in await read_references(Picks.of(columns, indices)))
             starts, stops = np.searchsorted(records, firsts), np.searchsorted(records, firsts + counts)
             for i in np.flatnonzero(starts < stops).tolist():
                 for record in records[starts[i] : stops[i]]:

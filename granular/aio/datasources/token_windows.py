@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio.bags.records import read_limits, read_parts
-from granular.aio.datasets.columns import Columns, read_references, record_requests
+from granular.aio.datasets.columns import Columns, Picks, read_references, record_rows
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import (
     AnyReader,
@@ -20,7 +20,7 @@ from granular.aio.datasets.sharded_reader import (
 from granular.aio.datasources.indexed_files import SequenceSource
 from granular.aio.pipeline.data_source import file_bytes
 from granular.aio.runtime.lifecycle import check_open, ensure_open
-from granular.aio.stores.fanout import once_more
+from granular.aio.stores.fanout import cut_into, once_more
 from granular.errors import (
     CorruptDatasetError,
     InvalidArgumentError,
@@ -140,13 +140,12 @@ class TokenWindows(SequenceSource[Window]):
 
     async def _read_table(self) -> None:
         """Compute where each array is, and how many values it has."""
-        groups = [(columns, np.arange(columns.length)) for columns in self._shards]
-        references = await read_references(groups)
+        lengths = np.array([columns.length for columns in self._shards], np.int64)
+        picks = Picks(self._shards, lengths, np.concatenate([np.arange(length) for length in lengths.tolist()]))
         (choice,) = self._shards[0].choose((self._key,))
-        requests, _ = record_requests(groups, choice, references)
-        limits = await read_limits(requests)
-        starts = np.concatenate([starts for starts, _ in limits])
-        sizes = np.concatenate([stops for _, stops in limits]) - starts
+        rows, _ = record_rows(picks, choice, await read_references(picks))
+        starts, stops = await read_limits(rows)
+        sizes = stops - starts
         self._firsts = np.cumsum([0, *(columns.length for columns in self._shards)])
         self._checked = np.zeros(len(starts), np.bool_)
         if len(starts):
@@ -243,8 +242,11 @@ class TokenWindows(SequenceSource[Window]):
         if not (shards := self._shards):
             self._check_open()  # another thread has closed them
         groups = grouped(np.searchsorted(self._firsts, owners, side='right') - 1)
-        requests = [(shards[number].bags[self._key], starts[own], stops[own]) for number, own in groups]
-        return placed(groups, await read_parts(requests), len(owners))
+        counts = [len(own) for _, own in groups]
+        order = np.concatenate([own for _, own in groups])
+        bags = [shards[number].bags[self._key] for number, _ in groups]
+        parts = await read_parts(bags, np.array(counts), starts[order], stops[order])
+        return placed(groups, cut_into(parts, counts), len(owners))
 
     async def _reading(self) -> tuple[int, bool]:
         return len(self) * self._length * self._dtype.itemsize, not self._remote

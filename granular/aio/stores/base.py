@@ -7,9 +7,10 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import itertools
 import re
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 from granular._other_names import store_options
@@ -104,6 +105,34 @@ class Request(NamedTuple):
     starts: list[int] | Ints
     stops: list[int] | Ints
     version: str | None = None
+
+
+class Spans(NamedTuple):
+    """Byte ranges to read from many objects, none of which overlap: those of one object behind those of another."""
+
+    objects: Sequence[tuple[str, str | None]]  # the key of each, and the version that it must have unless that is None
+    owners: list[int]  # the position of the object of each range
+    starts: list[int]
+    stops: list[int]
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> Self:
+        """Return the ranges of requests."""
+        owners = [i for i, request in enumerate(requests) for _ in request.starts]
+        starts = [int(start) for request in requests for start in request.starts]
+        stops = [int(stop) for request in requests for stop in request.stops]
+        return cls([(request.key, request.version) for request in requests], owners, starts, stops)
+
+    def requests(self) -> list[Request]:
+        """Return a request for each object that has ranges."""
+        objects, owners, starts, stops = self
+        out, at = [], 0
+        for owner, group in itertools.groupby(owners):
+            end = at + sum(1 for _ in group)
+            key, version = objects[owner]
+            out.append(Request(key, starts[at:end], stops[at:end], version))
+            at = end
+        return out
 
 
 class ObjectWriter(abc.ABC):
@@ -283,6 +312,10 @@ class Store(abc.ABC):
             check_same(self.url(key), [reply.version for reply in replies[at : at + len(starts)]])
             at += len(starts)
         return [reply.data for reply in replies]
+
+    def read_spans(self, spans: Spans, fresh: bool = False) -> Coroutine[Any, Any, list[bytes]]:
+        """Read byte ranges as ``read_many`` does, or as ``read_fresh``."""
+        return self.read_fresh(spans.requests()) if fresh else self.read_many(spans.requests())
 
     async def read_fresh(self, requests: Sequence[Request]) -> list[bytes]:
         """Read as ``read_many`` does, but from the store itself, replacing these bytes in its caches."""

@@ -1,6 +1,7 @@
 """Concurrent reads of byte ranges from many objects, with a single plan for all of them."""
 
 import contextvars
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
@@ -10,7 +11,9 @@ from granular._words import logger
 from granular.aio.runtime.buffers import keep_freed
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.stores import Request, Store, ranges
+from granular.aio.stores.base import Spans
 from granular.errors import CorruptError, OutOfRangeError
+from granular.indexing import Ints
 from granular.metrics import counters
 
 T = TypeVar('T')
@@ -49,34 +52,47 @@ async def read_all(store: Store, requests: Sequence[Request]) -> list[list[bytes
 
     Neighbouring ranges share requests to the store, all of which are sent at once.
     """
-    keep_freed()
-    if len(requests) > _MOST:
-        return await read_all(store, requests[:_MOST]) + await read_all(store, requests[_MOST:])
     if not requests:
         return []
     counts = [len(request.starts) for request in requests]
-    base = np.repeat(np.arange(len(requests), dtype=np.int64) << _BITS, counts)
     starts, stops = (np.concatenate(bounds) for bounds in zip(*((r.starts, r.stops) for r in requests), strict=True))
-    if len(stops) and (highest := stops.max()) >= 1 << _BITS:
-        key = requests[int(np.searchsorted(np.cumsum(counts), np.argmax(stops), side='right'))].key
+    objects = [(request.key, request.version) for request in requests]
+    return cut_into(await read_ranges(store, objects, np.array(counts), starts, stops), counts)
+
+
+def cut_into(values: list[T], counts: Sequence[int]) -> list[list[T]]:
+    """Return a list for each of some counts, of values that lie one behind the other."""
+    if len(counts) == 1:
+        return [values]
+    ends = itertools.accumulate(counts)
+    return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+async def read_ranges(
+    store: Store, objects: Sequence[tuple[str, str | None]], counts: Ints, starts: Ints, stops: Ints
+) -> list[bytes]:
+    """Read byte ranges of many objects, as ``read_all`` does: so many of each, one object behind the other.
+
+    An object is given by its key and its version; the same one may be given again.
+    """
+    keep_freed()
+    if len(objects) > _MOST:
+        half = int(counts[:_MOST].sum())
+        first = await read_ranges(store, objects[:_MOST], counts[:_MOST], starts[:half], stops[:half])
+        return first + await read_ranges(store, objects[_MOST:], counts[_MOST:], starts[half:], stops[half:])
+    if not len(starts):
+        return []
+    if (highest := int(stops.max())) >= 1 << _BITS:
+        key, _ = objects[int(np.searchsorted(np.cumsum(counts), stops.argmax(), side='right'))]
         raise OutOfRangeError(f'{store.url(key)}: no object has {highest} bytes')
-    plan = ranges.plan(base + starts, base + stops, max_gap=store.merge.max_gap)
     counters.ranges += len(starts)
+    if len(objects) > 1:
+        base = (np.arange(len(objects)) << _BITS).repeat(counts)
+        starts, stops = base + starts, base + stops
+    plan = ranges.plan(starts, stops, max_gap=store.merge.max_gap)
+    if not len(plan.starts):
+        return [b''] * len(starts)
     owners = plan.starts >> _BITS
     zero = owners << _BITS
-    left, right = (plan.starts - zero).tolist(), (plan.stops - zero).tolist()
-    bounds = np.searchsorted(owners, np.arange(len(requests) + 1)).tolist()
-    merged = [
-        Request(request.key, left[a:b], right[a:b], request.version)
-        for request, a, b in zip(requests, bounds, bounds[1:], strict=False)
-        if a < b
-    ]
-    read = store.read_fresh if past_caches.get() else store.read_many
-    pieces = ranges.cut(plan, await read(merged) if merged else [])
-    if len(requests) == 1:
-        return [pieces]
-    out, at = [], 0
-    for count in counts:
-        out.append(pieces[at : at + count])
-        at += count
-    return out
+    spans = Spans(objects, owners.tolist(), (plan.starts - zero).tolist(), (plan.stops - zero).tolist())
+    return ranges.cut(plan, await store.read_spans(spans, past_caches.get()))

@@ -34,9 +34,8 @@ def check(starts: ArrayLike, stops: ArrayLike) -> tuple[Ints, Ints]:
     if left.size and (left.dtype.kind not in 'iu' or right.dtype.kind not in 'iu'):
         raise InvalidArgumentError(f'starts and stops must be integers, got {left.dtype} and {right.dtype}')
     left, right = left.astype(np.int64, copy=False), right.astype(np.int64, copy=False)
-    bad = (left < 0) | (right < left)
-    if bad.any():
-        i = int(np.argmax(bad))
+    if len(left) and (left.min() < 0 or (right < left).any()):
+        i = int(np.argmax((left < 0) | (right < left)))
         raise InvalidArgumentError(f'expected 0 <= start <= stop, got range {i}: [{left[i]}, {right[i]})')
     return left, right
 
@@ -48,17 +47,21 @@ def plan(starts: ArrayLike, stops: ArrayLike, *, max_gap: int) -> Plan:
     """
     left, right = check(starts, stops)
     length = right - left
-    filled = length > 0
-    if not filled.any():
+    lower, upper = left, right
+    if not length.all():
+        filled = length > 0
+        lower, upper = left[filled], right[filled]
+    if not len(lower):
         none, zeros = np.empty(0, np.int64), np.zeros(len(left), np.int64)
         return Plan(none, none, zeros, zeros, length)
-
-    order = np.argsort(left[filled], kind='stable')
-    lower, upper = left[filled][order], np.maximum.accumulate(right[filled][order])
-    apart = np.flatnonzero(lower[1:] > upper[:-1] + max_gap) + 1
-    begins = lower[np.concatenate(([0], apart))]
-    ends = upper[np.concatenate((apart - 1, [len(upper) - 1]))]
-    span = np.searchsorted(begins, left, side='right') - 1
+    order = lower.argsort(kind='stable')
+    lower, upper = lower[order], np.maximum.accumulate(upper[order])
+    begin = np.empty(len(lower), np.bool_)  # True for a range that begins a span
+    begin[0] = True
+    np.greater(lower[1:], upper[:-1] + max_gap, out=begin[1:])
+    firsts = begin.nonzero()[0]
+    begins, ends = lower[firsts], upper[np.append(firsts[1:], len(upper)) - 1]
+    span = begins.searchsorted(left, side='right') - 1
     return Plan(begins, ends, span, left - begins[span], length)
 
 

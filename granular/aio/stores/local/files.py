@@ -32,7 +32,7 @@ _AT_ONCE = 64
 class OpenFile(Descriptor):
     """A local file open for reading, closed when its last reader releases it."""
 
-    __slots__ = ('_end', '_seen', 'size', 'version')
+    __slots__ = ('_end', '_seen', '_state', 'size', 'version')
 
     def __init__(self, path: str) -> None:
         # Opening a pipe would wait for its writer, perhaps forever.
@@ -42,7 +42,7 @@ class OpenFile(Descriptor):
             raise StoreError(f'{path}: expected a file, got a pipe or a device', path=path)
         self.size: int = info.st_size
         self.version: str = version_of(info)
-        self._seen = info
+        self._see(info)
         self._end = self._checksum_of_end() if stat.S_ISREG(info.st_mode) else 0
 
     def read_exactly(self, key: str, start: int, stop: int) -> bytes:
@@ -72,14 +72,18 @@ class OpenFile(Descriptor):
         A file that grew, or got other links, rights or owners, still has that version if its former end is unchanged,
         because its writer appends; one that was overwritten in place has not.
         """
-        info, seen = os.fstat(self.fd), self._seen
-        if info.st_ctime_ns != seen.st_ctime_ns or info.st_mtime_ns != seen.st_mtime_ns or info.st_size != seen.st_size:
+        info = os.fstat(self.fd)
+        if (info.st_ctime_ns, info.st_mtime_ns, info.st_size) != self._state:
+            seen = self._seen
             kept = info.st_size > self.size or (
                 _content_of(info) == _content_of(seen) and _rights_of(info) != _rights_of(seen)
             )
             if not kept or self._checksum_of_end() != self._end:
                 raise changed(key, self.version, version_of(info))
-            self._seen = info
+            self._see(info)
+
+    def _see(self, info: os.stat_result) -> None:
+        self._seen, self._state = info, (info.st_ctime_ns, info.st_mtime_ns, info.st_size)
 
     def _checksum_of_end(self) -> int:
         start = max(0, self.size - _END)
@@ -147,10 +151,10 @@ class OpenFiles:
 
     def get(self, path: str, version: str | None) -> OpenFile:
         """Return the file of a version, which may have been replaced while it is open; by default the current one."""
-        kept = self._find(path)
+        reference = self._kept.get(path)
+        kept = None if reference is None else reference()
         known = version or version_of(os.stat(path))
-        file = None if kept is None else kept.get(known)
-        if file is None:
+        if kept is None or (file := kept.get(known)) is None:
             file = self._open(path)
             if version is not None and not is_version(version, file.version):
                 raise changed(path, version, file.version)

@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import functools
+import itertools
 import operator
 import os
 import shutil
@@ -10,12 +12,12 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 from granular.aio.reply import Reply, changed
 from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.threads import SLOW, Timer, map_threads_now, offload, offload_whole
-from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
+from granular.aio.stores.base import Entry, ObjectWriter, Request, Spans, Stat, Store
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files, is_version, open_at_once, version_of
 from granular.aio.stores.local.locks import FolderLock, being_written, lock, remove_unlocked
@@ -26,9 +28,6 @@ from granular.metrics import local_files
 T = TypeVar('T')
 
 _CHECKED: Final = 16  # reads after which the time is looked at
-
-_Read = tuple[OpenFile, str, int, int]
-"""A file, its key, and a byte range."""
 
 
 def _count(requests: int, nbytes: int) -> None:
@@ -84,28 +83,45 @@ class LocalStore(Store):
         await offload(call)
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
-        if not is_immediate():
-            size = sum(sum(request.stops) - sum(request.starts) for request in requests)
-            if size > IN_PLACE:
-                return await offload(self.read_many_now, requests)
-        return self.read_many_now(requests)
+        return await self.read_spans(Spans.of(requests))
 
-    def read_many_now(self, requests: Sequence[Request]) -> list[bytes]:
-        """Read several byte ranges on the calling thread; in others as well, from the first slow ones on."""
+    async def read_spans(self, spans: Spans, fresh: bool = False) -> list[bytes]:
+        if not is_immediate() and sum(spans.stops) - sum(spans.starts) > IN_PLACE:
+            return await offload(self.read_spans_now, spans)
+        return self.read_spans_now(spans)
+
+    def read_spans_now(self, spans: Spans) -> list[bytes]:
+        """Read byte ranges on the calling thread; in others as well, from the first slow ones on."""
+        objects, owners, starts, stops = spans
         replies: list[bytes] = []
-        together = open_at_once()
-        for first in range(0, len(requests), together):
-            opened: list[tuple[OpenFile, str]] = []
-            reads: list[_Read] = []
-            for key, starts, stops, version in requests[first : first + together]:
-                with translated(key):
-                    file = files.get(key, version)
-                opened.append((file, key))
-                reads += [(file, key, start, stop) for start, stop in zip(starts, stops, strict=True)]
-            replies += _read_each(reads)
-            for file, key in opened:
-                with translated(key):
-                    file.check(key)
+        pread, get, timer = os.pread, files.get, Timer()
+        file: Any = None
+        fd, key, last = -1, '', -1
+        reads = zip(owners, starts, stops, strict=True)
+        try:
+            while len(replies) < len(owners):
+                for owner, start, stop in itertools.islice(reads, _CHECKED):
+                    if owner != last:
+                        if file is not None:
+                            file.check(key)
+                        key, version = objects[owner]
+                        file, last = get(key, version), owner
+                        fd = file.fd
+                    data = pread(fd, stop - start, start) if stop - start <= MAX_READ else b''
+                    if len(data) != stop - start:
+                        data = file.read_exactly(key, start, stop)
+                    replies.append(data)
+                if timer.wall > SLOW and timer.waited:
+                    break
+            if file is not None:
+                file.check(key)
+        except Exception:
+            with translated(key):
+                raise
+        if rest := len(owners) - len(replies):
+            versions = [*objects]
+            versions[last] = key, file.version  # of the file that was begun, which may be replaced
+            replies += _read_in_threads(Spans(versions, owners[-rest:], starts[-rest:], stops[-rest:]))
         _count(len(replies), sum(map(len, replies)))
         return replies
 
@@ -300,21 +316,26 @@ def _leads_above(info: os.stat_result, folder: str) -> bool:
     return True
 
 
-def _read_each(reads: Sequence[_Read]) -> list[bytes]:
-    pread, timer = os.pread, Timer()
+def _read_in_threads(spans: Spans) -> list[bytes]:
+    """Read byte ranges of files on a slow disk, which is faster with many reads at a time."""
     replies: list[bytes] = []
-    for file, key, start, stop in reads:
-        try:
-            data = pread(file.fd, stop - start, start) if stop - start <= MAX_READ else b''
-        except OSError:
-            data = b''
-        replies.append(data if len(data) == stop - start else _read_exactly(file, key, start, stop))
-        if not len(replies) % _CHECKED and timer.wall > SLOW and timer.waited:
-            break  # a slow disk, which is faster with many reads at a time
-    rest = reads[len(replies) :]
-    return replies + map_threads_now(lambda i: _read_exactly(*rest[i]), len(rest)) if rest else replies
+    requests, together = spans.requests(), open_at_once()
+    for first in range(0, len(requests), together):
+        opened: list[tuple[OpenFile, str]] = []
+        reads: list[tuple[OpenFile, str, int, int]] = []
+        for key, starts, stops, version in requests[first : first + together]:
+            with translated(key):
+                file = files.get(key, version)
+            opened.append((file, key))
+            reads += [(file, key, start, stop) for start, stop in zip(starts, stops, strict=True)]
+        replies += map_threads_now(functools.partial(_read_one, reads), len(reads))
+        for file, key in opened:
+            with translated(key):
+                file.check(key)
+    return replies
 
 
-def _read_exactly(file: OpenFile, key: str, start: int, stop: int) -> bytes:
+def _read_one(reads: Sequence[tuple[OpenFile, str, int, int]], number: int) -> bytes:
+    file, key, start, stop = reads[number]
     with translated(key):
         return file.read_exactly(key, start, stop)

@@ -1,0 +1,131 @@
+"""Tables of numbers, such as limits of records, that many bags share: in memory, or in the index of their dataset."""
+
+import abc
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.formats.dataset_index import ANY, RUNS, SAME
+from granular.indexing import Ints
+
+
+class Tables(abc.ABC):
+    """Tables of numbers, read many at a time. Each has a number."""
+
+    @abc.abstractmethod
+    async def read(self, tables: Ints, positions: Ints) -> tuple[Ints, Ints]:
+        """Return the numbers at some positions of some tables, and the numbers that follow them."""
+
+
+class ArrayTables(Tables):
+    """Tables in one array, one behind the other; the number of a table is its first position in the array."""
+
+    def __init__(self, numbers: Ints) -> None:
+        self._numbers = numbers
+
+    @classmethod
+    def join(cls, tables: Sequence[Ints]) -> tuple['ArrayTables', list[int]]:
+        """Return tables, at least one, that are in arrays of their own, and the number of each.
+
+        Those that are parts of one array, such as a file that is mapped into memory, are not copied.
+        """
+        base = tables[0].base
+        if isinstance(base, np.ndarray) and base.dtype == np.int64 and all(table.base is base for table in tables):
+            first = base.ctypes.data
+            return cls(base), [(table.ctypes.data - first) // base.itemsize for table in tables]
+        ends = np.cumsum([len(table) for table in tables])
+        return cls(np.concatenate(tables)), [0, *ends[:-1].tolist()]
+
+    def part(self, number: int, length: int) -> Ints:
+        """Return a table with so many numbers."""
+        return self._numbers[number : number + length]
+
+    async def read(self, tables: Ints, positions: Ints) -> tuple[Ints, Ints]:
+        at = tables + positions
+        return self._numbers[at], self._numbers[at + 1]
+
+
+class PackedTables(Tables):
+    """Tables in the index of a dataset, in memory or not."""
+
+    @abc.abstractmethod
+    def read_one(self, table: int, position: int) -> tuple[int, int]:
+        """Return the number at a position, and the next one, of tables that are in memory."""
+
+    @abc.abstractmethod
+    def digest(self, table: int) -> str: ...
+
+    @property
+    @abc.abstractmethod
+    def in_memory(self) -> bool:
+        """True if no number has to be fetched."""
+
+
+class PackedTable:
+    """One of the tables, with ``length`` positions."""
+
+    __slots__ = ('length', 'number', 'tables')
+
+    def __init__(self, tables: PackedTables, number: int, length: int) -> None:
+        self.tables, self.number, self.length = tables, number, length
+
+    def __getitem__(self, position: int) -> int:
+        """Return the number at a position from 0 to ``length``, of a table in memory."""
+        if position < self.length:
+            return self.tables.read_one(self.number, position)[0]
+        return self.tables.read_one(self.number, position - 1)[1] if position else 0
+
+    @property
+    def digest(self) -> str:
+        return self.tables.digest(self.number)
+
+
+class PackedReferences:
+    """The references of one shard in an index: for each key, up to two of its tables, which lie one behind the other
+    from ``first`` on. None if datapoint i has record i; the limits of the datapoints in the records; or the first
+    records, and the numbers of records.
+    """
+
+    __slots__ = ('first', 'is_same', 'kinds', 'tables')
+
+    def __init__(self, tables: PackedTables, first: int, kinds: NDArray[np.uint8]) -> None:
+        self.tables, self.first, self.kinds = tables, first, kinds
+        self.is_same = not kinds.any()
+
+    def at_one(self, index: int) -> list[tuple[int, int]]:
+        """Return the first record and the number of records of each key of one datapoint, from memory."""
+        out = []
+        for key, kind in enumerate(self.kinds.tolist()):
+            if kind == SAME:
+                out.append((index, 1))
+                continue
+            number = self.first + 2 * key
+            first, following = self.tables.read_one(number, index)
+            count = self.tables.read_one(number + 1, index)[0] if kind == ANY else following - first
+            out.append((first, count))
+        return out
+
+
+async def read_packed_references(
+    references: Sequence[PackedReferences], sizes: Ints, indices: Ints
+) -> tuple[Ints, Ints]:
+    """Return the first record and the number of records, both of shape (datapoints, keys), of so many datapoints of
+    each of some shards of one index, by one look-up.
+    """
+    keys = len(references[0].kinds)
+    firsts, counts = np.repeat(indices[:, None], keys, axis=1), np.ones((len(indices), keys), np.int64)
+    if all(one.is_same for one in references):
+        return firsts, counts
+    kinds = np.repeat([one.kinds for one in references], sizes, axis=0)
+    tables = np.repeat([one.first for one in references], sizes)
+    point, key = np.nonzero(kinds >= RUNS)
+    any_point, any_key = np.nonzero(kinds == ANY)
+    lefts, rights = await references[0].tables.read(
+        np.concatenate([tables[point] + 2 * key, tables[any_point] + 2 * any_key + 1]),
+        np.concatenate([indices[point], indices[any_point]]),
+    )
+    firsts[point, key] = lefts[: len(point)]
+    counts[point, key] = rights[: len(point)] - lefts[: len(point)]
+    counts[any_point, any_key] = lefts[len(point) :]
+    return firsts, counts
