@@ -56,6 +56,10 @@ FOLDERS = {
 
 
 def content(name):
+    if name == 'metadata.parquet':
+        table = pyarrow.BufferOutputStream()
+        parquet.write_table(pyarrow.table({'file_name': ['cat/1.png'], 'text': ['a cat']}), table)
+        return table.getvalue().to_pybytes()
     kind = next((suffix for suffix in FILES if f'.{suffix}' in name.lower()), '')
     return FILES[kind]([1]) if kind else PNG if name.lower().endswith(('.png', '.jpg')) else b'text'
 

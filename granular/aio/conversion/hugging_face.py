@@ -9,7 +9,7 @@ import numpy as np
 from granular import formats
 from granular._lazy import import_extra
 from granular._words import logger
-from granular.aio.conversion.schema import Column, column_of
+from granular.aio.conversion.schema import Column, column_of, has_nulls
 from granular.aio.datasources.parquet.arrow_values import values_of
 from granular.errors import DecodeError, InvalidArgumentError
 from granular.formats.codecs.audio import audio_type
@@ -58,7 +58,7 @@ class Features:
             self.columns[field] = Column('array', is_missing)
         elif self._readers[field] is values_of:
             kind = self.dataset.data.column(field).type
-            self.columns[field] = column_of([kind], is_missing, self._selects(field, _has_nulls))
+            self.columns[field] = column_of([kind], is_missing, self._selects(field, has_nulls))
         else:
             self.columns[field] = Column('', is_missing)
 
@@ -147,22 +147,6 @@ class HuggingFaceRows:
 
 def _values(read: Reader, column: Any) -> list[Any]:
     return [value for chunk in column.chunks for value in read(chunk)]
-
-
-def _has_nulls(column: Any) -> bool:
-    """Return whether a column, or its lists and structs, have nulls."""
-    return any(_nulls_in(chunk) for chunk in column.chunks)
-
-
-def _nulls_in(array: Any) -> bool:
-    pa = import_extra('pyarrow', 'huggingface')
-    if isinstance(array.type, pa.BaseExtensionType):
-        return _nulls_in(array.storage)
-    if array.null_count:
-        return True
-    if pa.types.is_struct(array.type):
-        return any(map(_nulls_in, array.flatten()))
-    return pa.types.is_nested(array.type) and not pa.types.is_map(array.type) and _nulls_in(array.flatten())
 
 
 def _shape_of(feature: Any) -> Sequence[int] | None:

@@ -219,7 +219,7 @@ class RecordMapping:
             raise EncodeError(f'{self._name}: field {field!r}: {error}', path=self._name, key=field) from error
 
     def _mapping(self, record: Any) -> Mapping[str, Any]:
-        if self._names_files and isinstance(record, FileRecord):
+        if self._names_files and isinstance(record, FileRecord) and 'file' not in record:
             return {**record, 'file': record.file}
         if isinstance(record, Mapping):
             return record

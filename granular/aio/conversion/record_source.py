@@ -16,7 +16,7 @@ from granular._lazy import import_extra
 from granular._other_names import Unindexed
 from granular.aio.conversion.examples import ExampleValues
 from granular.aio.conversion.hugging_face import Features, HuggingFaceRows
-from granular.aio.conversion.image_folder import ImageFolder
+from granular.aio.conversion.image_folder import images_of
 from granular.aio.conversion.infer import JSONText, NumpyFile, common_type, type_of_value
 from granular.aio.conversion.schema import Column, column_of
 from granular.aio.conversion.stored import StoredRecords, is_stored, stored_records
@@ -304,14 +304,16 @@ async def _open_folder(folder: Path, reading: Reading) -> RecordSource:
 async def _open_found(found: Discovery, reading: Reading) -> RecordSource:
     if reading.warns:
         found.warn()
+    size = sum(entry.size for entry in found.entries)
     if found.format == 'images':
-        images = await offload(ImageFolder, found)
-        node = adapters.convert(images)
-        opened = RecordSource(found.name, 'images', node, size=images.size, folders=[found.path], images=('image',))
-        opened.files = await offload(lambda: _digest_of(images.files()))
+        images = await offload(images_of, found)
+        node, folders = adapters.convert(images), [found.path]
+        opened = RecordSource(found.name, 'images', node, size=size, folders=folders, images=images.fields)
+        opened.columns = images.columns
+        opened.files = await offload(lambda: _digest_of((entry.key, entry.size) for entry in found.entries))
         return opened
     opened = await _open_format(Files.from_discovery(found), found.format, reading)
-    opened.size = sum(entry.size for entry in found.entries)
+    opened.size = size
     opened.files = _digest_of((f'{path}', entry.size) for path, entry in zip(found.paths, found.entries, strict=True))
     return opened
 

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from granular._words import counted, logger
 from granular.aio.datasources.arguments import Paths, as_paths, name_of
 from granular.aio.datasources.discovery.hive import partitions_of
+from granular.aio.datasources.discovery.image_table import ImageTable, read_tables, tables_among
 from granular.aio.datasources.discovery.names import (
     check_split,
     hidden_part,
@@ -29,7 +30,6 @@ MOST: Final = 1_000_000
 """Files and folders that are listed at most."""
 
 _SHOWN: Final = 3  # names in an error or a warning
-_METADATA: Final = 'metadata.'  # files of labels beside images, as in Hugging Face's ImageFolder
 
 LeftOut = Mapping[str, str]
 
@@ -52,6 +52,7 @@ class Discovery:
       left_out: why other files are left out, by their names relative to the folder.
       quiet: those of them that need no warning.
       classes: the folder of the folders of classes of images, relative, with a slash at its end; or empty.
+      table: the records of images, if tables beside them list these.
     """
 
     path: Path
@@ -61,6 +62,7 @@ class Discovery:
     left_out: LeftOut
     quiet: frozenset[str]
     classes: str = ''
+    table: ImageTable | None = None
 
     @property
     def name(self) -> str:
@@ -108,7 +110,25 @@ async def in_folder(folder: Path, format: str = '', split: Any = None) -> Discov
         files = await _files_in(tree, f'{folder}')
     chosen = _Chosen(folder, folder, files, format, split)
     chosen.refuse_folders()
-    return chosen.result()
+    found = chosen.result()
+    if not chosen.tables:
+        return found
+    table = await read_tables(folder, chosen.tables, chosen.files_of_tables(), found.name)
+    if split is not None:
+        table = table.among({entry.key for entry in found.entries})
+    return _of_table(found, table)
+
+
+def _of_table(found: Discovery, table: ImageTable) -> Discovery:
+    """Return what was found, with the images that a table lists, and others left out."""
+    entries = table.entries()
+    keys = {entry.key for entry in entries}
+    others = [entry.key for entry in found.entries if entry.key not in keys]
+    reason = f'not in {table.names[0]}' if len(table.names) == 1 else 'in no table of images'
+    left_out = {**found.left_out, **{relative_name(found.base, key): reason for key in others}}
+    for entry in entries:  # also those of names that are otherwise left out
+        left_out.pop(relative_name(found.base, entry.key), None)
+    return dataclasses.replace(found, entries=tuple(entries), left_out=left_out, table=table)
 
 
 async def of_pattern(pattern: Path, format: str = '', split: Any = None) -> Discovery:
@@ -149,7 +169,11 @@ class _Chosen:
         self._left_out: dict[str, str] = {}
         self._quiet: set[str] = set()
         self._classes = ''
+        self._files = files
+        self.tables: list[Entry] = []  # of images
         known = self._known(files, format)
+        if format in ('', 'images') and not pattern:
+            known = self._take_tables(known)
         self._format = format or self._format_of(known)
         self._taken = self._of_format(known)
         self._choose_split(None if split is None else check_split(split))
@@ -190,6 +214,19 @@ class _Chosen:
             self._leave_out(relative, 'of no format that is read')
         return known
 
+    def _take_tables(self, known: list[_Candidate]) -> list[_Candidate]:
+        """Take the tables of images out of the files, and of those that are left out."""
+        images = [candidate.entry for candidate in known if candidate.kind == 'images']
+        self.tables = tables_among(self._files, images) if images else []
+        names = {relative_name(self._base, entry.key) for entry in self.tables}
+        for name in names:
+            self._left_out.pop(name, None)
+        return [candidate for candidate in known if candidate.relative not in names]
+
+    def files_of_tables(self) -> dict[str, Entry]:
+        """Return the files that tables of images may name, by their keys."""
+        return {entry.key: entry for entry in self._files}
+
     def _format_of(self, files: Sequence[_Candidate]) -> str:
         """Return the one format of files; raise ``InvalidArgumentError`` if there are several."""
         examples: dict[str, str] = {}
@@ -219,9 +256,10 @@ class _Chosen:
         found = sorted(set(splits) - {''})
         if wanted is None and len(found) > 1 and len(split_in(self._pattern)) < 2:
             examples = [f'{split!r} ({relatives[splits.index(split)]})' for split in found]
+            others = ', or a pattern or a list of the files to read' if self._format != 'images' else ''
             raise InvalidArgumentError(
                 f'{self._name}: has files of the splits {", ".join(examples)}: pass one of them, as in '
-                f'split={found[-1]!r}, to open or convert, or a pattern or a list of the files to read'
+                f'split={found[-1]!r}, to {"open or convert" if others else "convert"}{others}'
             )
         if wanted is not None:
             if wanted not in found:
@@ -233,8 +271,18 @@ class _Chosen:
                     self._leave_out(candidate.relative, reason)
             pairs = zip(self._taken, splits, strict=True)
             self._taken = [candidate for candidate, split in pairs if split == wanted]
-        if self._format == 'images':
+        if self.tables:
+            self._choose_tables(wanted)
+        elif self._format == 'images':
             self._find_classes(depth)
+
+    def _choose_tables(self, wanted: str | None) -> None:
+        """Leave out the tables of which no image is of the split."""
+        kept = tables_among(self.tables, [candidate.entry for candidate in self._taken])
+        for table in self.tables:
+            if table not in kept:
+                self._leave_out(relative_name(self._base, table.key), f'of another split than {wanted!r}')
+        self.tables = kept
 
     def _find_classes(self, depth: int) -> None:
         """Find the folder that holds those of the classes, and leave out images that are in none of them."""
