@@ -138,7 +138,7 @@ def test_tables_of_images_have_the_rows_of_a_split(root, tmp_path):
             'test/metadata.csv': {'file_name': ['a.png'], 'n': [2]},
         }
     folder = fill(tmp_path / 'folder', tables, images)
-    with pytest.raises(InvalidArgumentError, match=r"pass one of them, as in split='train', to convert$"):
+    with pytest.raises(InvalidArgumentError, match=r"pass one of them, as in split='train', to convert"):
         granular.convert(folder, tmp_path / 'out')
     assert [one['n'] for one in ours(folder, tmp_path / 'train', split='train')] == [1, 3]
     assert [one['n'] for one in ours(folder, tmp_path / 'test', split='test')] == [2]

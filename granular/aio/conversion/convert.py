@@ -140,8 +140,9 @@ async def convert(
     Args:
       source: a path, address or pattern (``data/*.parquet``) of Parquet, ArrayRecord, TFRecord, WebDataset or Hugging
         Face arrow files, or a list of them; a folder of them, of images in one folder per class (``image``, ``label``,
-        ``class``) or with a ``metadata.csv``, of ``save_to_disk``, or of a dataset of granular; a source as for ``MapDataset.source``; a Hugging
-        Face dataset; a sync or async iterable, which must yield the same records again for a resumed run.
+        ``class``) or with a ``metadata.csv``, of ``save_to_disk``, or of a dataset of granular; a source as for
+        ``MapDataset.source``; a Hugging Face dataset; a sync or async iterable, which must yield the same records
+        again for a resumed run.
       directory: the folder of the dataset: new, or that of an unfinished conversion.
       format: the format of the source, if its name does not tell.
       spec: types of some keys, or fields of the source, which override the inferred ones. ``utf8`` takes bytes, too.

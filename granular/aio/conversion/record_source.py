@@ -23,7 +23,7 @@ from granular.aio.conversion.stored import StoredRecords, is_stored, stored_reco
 from granular.aio.datasets.reader import DatapointReader
 from granular.aio.datasources.detect import CLASSES, has_shards, refuse_packed, remedy_of
 from granular.aio.datasources.detect import open as open_dataset
-from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, of_pattern
+from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, no_split, of_pattern
 from granular.aio.datasources.discovery.names import ENDINGS, IMAGE_ENDINGS, IMAGE_SUFFIXES, kind_of
 from granular.aio.datasources.parquet.source import (
     ParquetDataSource,
@@ -200,7 +200,7 @@ async def _open(source: Any, reading: Reading) -> RecordSource:
     if isinstance(source, str | os.PathLike | PurePath):
         return await _open_address(Path(source), reading)
     if reading.split is not None:
-        raise InvalidArgumentError('split: expected the address of a folder or a pattern of files to choose from')
+        raise no_split(f'a {type(source).__name__}')
     if isinstance(source, list | tuple) and source and all(isinstance(path, str | os.PathLike) for path in source):
         paths = [Path(path) for path in source]
         return await _open_list(paths, f'{paths[0]} and {len(paths) - 1} more', reading)
@@ -267,7 +267,7 @@ async def _open_address(path: Path, reading: Reading) -> RecordSource:
         return await _open_found(found, reading)
     if not (await path.stat()).is_dir:
         if reading.split is not None:
-            raise InvalidArgumentError(f'split: expected a folder or a pattern of files to choose from, got {path}')
+            raise no_split(f'{path}')
         return await _open_list([path], f'{path}', reading)
     return await _open_folder(path, reading)
 
@@ -281,7 +281,7 @@ async def _open_folder(folder: Path, reading: Reading) -> RecordSource:
         return await _open_saved(folder)
     if kind == 'granular' or (kind is None and ('spec.json' in names or await has_shards(folder, entries))):
         if reading.split is not None:
-            raise InvalidArgumentError(f'split: {folder} is a dataset of granular, which has none')
+            raise no_split(f'the dataset {folder}')
         reader = await open_dataset(folder, None)
         return _of_dataset(reader, reader)
     is_data = any(_kind_of(entry.name) for entry in entries)

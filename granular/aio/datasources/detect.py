@@ -15,7 +15,7 @@ from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.datasets.shards import describe_unfinished, shards_of
 from granular.aio.datasources.arguments import Paths
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource, files_of_parts
-from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, of_pattern
+from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, no_split, of_pattern
 from granular.aio.datasources.discovery.names import ENDINGS, format_of, kind_of
 from granular.aio.datasources.indexed_files import IndexedFiles, files_of
 from granular.aio.datasources.parquet.source import ParquetDataSource
@@ -128,7 +128,7 @@ async def open(  # noqa: A001
 
 def _refuse_split(split: str | None, name: str) -> None:
     if split is not None:
-        raise InvalidArgumentError(f'split: expected a folder or a pattern of files to choose from, got {name}')
+        raise no_split(name)
 
 
 async def _open_folder(

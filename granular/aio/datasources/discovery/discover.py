@@ -53,6 +53,7 @@ class Discovery:
       quiet: those of them that need no warning.
       classes: the folder of the folders of classes of images, relative, with a slash at its end; or empty.
       table: the records of images, if tables beside them list these.
+      split: the split that was chosen; or empty.
     """
 
     path: Path
@@ -63,10 +64,11 @@ class Discovery:
     quiet: frozenset[str]
     classes: str = ''
     table: ImageTable | None = None
+    split: str = ''
 
     @property
     def name(self) -> str:
-        return f'{self.path}'
+        return f'{self.path} ({self.split})' if self.split else f'{self.path}'
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -176,7 +178,8 @@ class _Chosen:
             known = self._take_tables(known)
         self._format = format or self._format_of(known)
         self._taken = self._of_format(known)
-        self._choose_split(None if split is None else check_split(split))
+        self._split = '' if split is None else check_split(split)
+        self._choose_split(self._split or None)
 
     def result(self) -> Discovery:
         entries = tuple(sorted((candidate.entry for candidate in self._taken), key=lambda entry: entry.key))
@@ -184,8 +187,9 @@ class _Chosen:
         if self._format != 'images':
             refuse_generations(paths, self._name)
             refuse_gaps(paths, self._name, self._pattern.rpartition('/')[2] or '*')
+        quiet = frozenset(self._quiet)
         return Discovery(
-            self._path, self._base, self._format, entries, self._left_out, frozenset(self._quiet), self._classes
+            self._path, self._base, self._format, entries, self._left_out, quiet, self._classes, split=self._split
         )
 
     def _leave_out(self, relative: str, reason: str, quiet: bool = False) -> None:
@@ -256,10 +260,10 @@ class _Chosen:
         found = sorted(set(splits) - {''})
         if wanted is None and len(found) > 1 and len(split_in(self._pattern)) < 2:
             examples = [f'{split!r} ({relatives[splits.index(split)]})' for split in found]
-            others = ', or a pattern or a list of the files to read' if self._format != 'images' else ''
+            others = ', to convert' if self._format == 'images' else ', or a pattern or a list of the files to read'
             raise InvalidArgumentError(
                 f'{self._name}: has files of the splits {", ".join(examples)}: pass one of them, as in '
-                f'split={found[-1]!r}, to {"open or convert" if others else "convert"}{others}'
+                f'split={found[-1]!r}{others}'
             )
         if wanted is not None:
             if wanted not in found:
@@ -318,6 +322,11 @@ class _Chosen:
             )
 
 
+def no_split(name: str) -> InvalidArgumentError:
+    """Return the error for a split of something else than a folder or a pattern."""
+    return InvalidArgumentError(f'split: expected a folder or a pattern of files to choose from, got {name}')
+
+
 @dataclasses.dataclass(frozen=True)
 class Files:
     """The files of a source: those that were given, or those that are found when it is opened.
@@ -328,6 +337,7 @@ class Files:
       found: what was found; None for files that were given.
       is_final: False until they are found.
       parts: the slices of them to take once they are found.
+      split: the split to choose; empty for that of all files.
     """
 
     name: str
@@ -335,14 +345,18 @@ class Files:
     found: Discovery | None = None
     is_final: bool = True
     parts: tuple[slice, ...] = ()
+    split: str = ''
 
     @classmethod
-    def of(cls, paths: 'Paths | Files') -> 'Files':
+    def of(cls, paths: 'Paths | Files', split: Any = None) -> 'Files':
         """Return the files that a user passed: of one path, it is not known yet whether it is a file."""
         if isinstance(paths, Files):
             return paths
         given = as_paths(paths)
-        return cls(name_of(given), given, is_final=isinstance(paths, list | tuple) or len(given) > 1)
+        is_final = isinstance(paths, list | tuple) or len(given) > 1
+        if split is not None and is_final:
+            raise no_split(counted(len(given), 'file'))
+        return cls(name_of(given), given, is_final=is_final, split='' if split is None else check_split(split))
 
     @classmethod
     def from_discovery(cls, found: Discovery) -> 'Files':
@@ -356,7 +370,11 @@ class Files:
             return self
         await self.paths[0].store.ready()
         if await is_pattern(self.paths[0]):
-            return self._found(await of_pattern(self.paths[0], format))
+            return self._found(await of_pattern(self.paths[0], format, self.split or None))
+        if self.split:
+            if (files := await self.in_folder(format)) is None:
+                raise no_split(self.name)
+            return files
         return self._sliced(dataclasses.replace(self, is_final=True, parts=()))
 
     async def in_folder(self, format: str) -> 'Files | None':
@@ -364,7 +382,9 @@ class Files:
         if self.is_final:
             return None
         stat = await self.paths[0].store.find(self.paths[0].key)
-        return self._found(await in_folder(self.paths[0], format)) if stat is not None and stat.is_dir else None
+        if stat is None or not stat.is_dir:
+            return None
+        return self._found(await in_folder(self.paths[0], format, self.split or None))
 
     def _found(self, found: Discovery) -> 'Files':
         if not found.entries:
