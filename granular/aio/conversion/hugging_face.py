@@ -10,8 +10,8 @@ from granular import formats
 from granular._lazy import import_extra
 from granular._words import logger
 from granular.aio.conversion.schema import Column, column_of, has_nulls
-from granular.aio.datasources.parquet.arrow_values import values_of
 from granular.errors import DecodeError, InvalidArgumentError
+from granular.formats.arrow_values import values_of
 from granular.formats.codecs.audio import audio_type
 from granular.formats.codecs.images import image_type
 

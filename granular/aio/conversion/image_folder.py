@@ -10,12 +10,12 @@ from granular.aio.conversion.infer import FileRecord
 from granular.aio.conversion.schema import Column, column_of, has_nulls
 from granular.aio.datasources.discovery.discover import Discovery
 from granular.aio.datasources.discovery.image_table import Files, ImageTable
-from granular.aio.datasources.parquet.arrow_values import values_of
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import relative_name
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Entry
 from granular.errors import InvalidArgumentError
+from granular.formats.arrow_values import values_of
 
 
 class Images(abc.ABC):

@@ -40,6 +40,7 @@ from granular.aio.paths.path import Path, is_pattern
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import adapters
 from granular.aio.pipeline.nodes.elements import Map
+from granular.aio.pipeline.nodes.indices import LONGEST
 from granular.aio.pipeline.nodes.source import Source, nbytes
 from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
 from granular.aio.runtime.tasks import gather, outcome, start_task
@@ -52,7 +53,6 @@ from granular.indexing import Ints
 Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'images', 'huggingface', 'granular']
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
 
-_LONGEST: Final = 1 << 48  # what is longer is made of parts or batches of a source that repeats without end
 _ENDINGS: Final = (*ENDINGS, '.arrow')
 _CHUNK: Final = 4 * MiB
 _SAMPLE: Final = 64 * MiB  # limit for the bytes of the sample
@@ -221,7 +221,7 @@ async def _open_object(source: Any, reading: Reading) -> RecordSource:
         if is_stored(reader := getattr(source, 'aio', source)):
             return _of_dataset(reader)
         node = adapters.convert(source)
-        if node.endless or len(node) > _LONGEST:
+        if node.endless or len(node) > LONGEST:
             raise InvalidArgumentError(f'{name}: is endless: limit it, with a length or a slice')
         if node.sparse:
             return RecordSource(name, 'iterable', items=_filtered(node))
