@@ -423,6 +423,7 @@ def _print_description(description: dict[str, Any]) -> None:
         taken, left_out = description['files']['taken'], description['files']['left_out']
         lines = [f'taken     {name}' for name in taken[:_MAX_FILES]]
         lines += [f'          and {len(taken) - _MAX_FILES:,} more'] if len(taken) > _MAX_FILES else []
+        lines += [f'table     {name}' for name in description['files'].get('tables', ())]
         lines += [f'left out  {name}: {reason}' for name, reason in list(left_out.items())[:_MAX_FILES]]
         lines += [f'          and {len(left_out) - _MAX_FILES:,} more'] if len(left_out) > _MAX_FILES else []
         console.print()

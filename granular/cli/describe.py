@@ -72,7 +72,8 @@ def describe(path: Path, format: str | None = None, split: str | None = None) ->
     except NotFoundError:
         if not path.is_dir() or (found := run(in_folder(path.aio, format or '', split))).format not in _CONVERTED:
             raise
-        count, size = len(found.entries), sum(entry.size for entry in found.entries)
+        count = len(found.entries if found.table is None else found.table)
+        size = sum(entry.size for entry in found.entries)
         facts: dict[str, Any] = {'datapoints': count} if found.format == 'images' else {}
         return {'url': f'{path}', 'kind': found.format, 'bytes': size, 'keys': {}, **_files(found), **facts}
     with opened as reader:
@@ -108,7 +109,8 @@ def _epoch(path: Path, description: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _files(found: Discovery) -> dict[str, Any]:
-    return {'files': {'taken': found.relatives, 'left_out': dict(found.left_out)}}
+    tables = {} if found.table is None else {'tables': list(found.table.names)}
+    return {'files': {'taken': found.relatives, 'left_out': dict(found.left_out), **tables}}
 
 
 def printable(text: str) -> str:

@@ -38,7 +38,18 @@ def as_array(value: Any) -> NDArray[Any]:
     """Return a value as an array; raise ``EncodeError`` for one with a mask, which would be lost."""
     if is_masked(type(value)):
         raise EncodeError('expected an array without a mask: call its filled(), or encode the mask as another array')
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except (TypeError, RuntimeError) as error:
+        raise EncodeError(no_array(value, error)) from error
+
+
+def no_array(value: Any, error: Exception) -> str:
+    """Describe a value that numpy does not convert, such as a tensor of bfloat16 or one that requires gradients."""
+    return (
+        f'numpy makes no array of this {type(value).__name__}: {error}: convert it before, such as a tensor by '
+        f'tensor.detach().cpu().float()'
+    )
 
 
 def parse_json(text: str | bytes) -> Any:

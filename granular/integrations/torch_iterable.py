@@ -96,9 +96,13 @@ class IterableDataset(_Base):  # type: ignore[misc]
 
         Call it before each iteration of the DataLoader; workers see it, persistent ones too. The iteration begins at
         the loaded state if that is in this epoch.
+
+        Raises:
+          InvalidArgumentError: if the dataset is repeated infinitely, and so has no other epoch.
         """
-        self._asked = check_integer('epoch', epoch, 0)
-        self._epoch.value = self._asked
+        asked = check_integer('epoch', epoch, 0)
+        self._stream.at_epoch(asked)
+        self._asked = self._epoch.value = asked
 
     def __iter__(self) -> Iterator[Any]:
         self._check_driver()
@@ -157,8 +161,8 @@ class IterableDataset(_Base):  # type: ignore[misc]
         read = self._stream.merged()
         if read is None or not (self._sized or read.is_batched):
             raise TypeError(
-                f'{type(self).__name__} has no length: only a batched MapDataset has, or one of single elements with '
-                f'sized=True'
+                f'{type(self).__name__} has no length: only a batched MapDataset has, as in '
+                f'IterableDataset(dataset.batch(64)), or one of single elements with sized=True'
             )
         try:
             own = read.hosts > 1

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from granular.aio.loader.loader import running_part
 from granular.aio.pipeline.epochs import Loops
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
-from granular.aio.pipeline.nodes.indices import ENDLESS
+from granular.aio.pipeline.nodes.indices import LONGEST
 from granular.aio.pipeline.position import check_plain
 from granular.aio.pipeline.streams.flow import number_of
 from granular.aio.pipeline.streams.stream import Stream
@@ -238,7 +238,7 @@ class LoopOfStream(Loop):
             length = stream_of(self._source).length() if isinstance(self._source, IterDataset) else len(self._source)
         except GranularError as error:
             raise TypeError(f'a stream whose length is not known: {error}') from error
-        if length >= ENDLESS:
+        if length > LONGEST:
             raise TypeError('an endless stream has no length')
         return length
 

@@ -4,6 +4,7 @@ from typing import Final, cast
 
 from granular.formats.base import Family
 from granular.formats.codecs import CODECS
+from granular.formats.codecs.images import is_bmp
 
 # The types of specs, except for those that say nothing, and suffixes of WebDataset.
 FAMILIES: Final[dict[str, Family]] = {
@@ -12,7 +13,7 @@ FAMILIES: Final[dict[str, Family]] = {
     **dict.fromkeys(('jpeg', 'webp', 'gif', 'bmp'), 'image'),
     **dict.fromkeys(('audio', 'mp3', 'ogg'), 'audio'),
 }
-MAGIC: Final = 16
+MAGIC: Final = 18
 """Bytes by which media are recognised."""
 
 _STARTS: Final = {
@@ -38,7 +39,7 @@ def media_type(head: bytes, size: int) -> str:
         return _RIFF.get(head[8:12], '')
     if head[4:8] == b'ftyp':
         return 'image/avif' if head[8:12] == b'avif' else 'audio/mp4' if head[8:12] == b'M4A ' else 'video/mp4'
-    if head[:2] == b'BM' and int.from_bytes(head[2:6], 'little') == size:
+    if is_bmp(head, size):
         return 'image/bmp'
     return next((media for start, media in _STARTS.items() if head.startswith(start)), '')
 

@@ -16,6 +16,7 @@ import pytest
 import granular
 from granular import MapDataset
 from granular.errors import (
+    AlreadyExistsError,
     DatapointError,
     DatapointKeysError,
     GranularError,
@@ -30,7 +31,43 @@ from granular.errors import (
 
 dataset = MapDataset.range(10)
 
+
+class OfDtype(granular.MapTransform):
+    def map(self, element):
+        return element
+
+    def output_spec(self, spec):
+        return {'x': np.int64}
+
+
+def hugging_face_stream():
+    import datasets
+
+    return datasets.Dataset.from_dict({'x': [1]}).to_iterable_dataset()
+
+
+def test_remedies_for_streams_and_foreign_files_help(tmp_path):
+    granular.convert(hugging_face_stream(), tmp_path / 'converted')
+    assert list(MapDataset.source(granular.open(tmp_path / 'converted'))) == [{'x': 1}]
+    assert list(MapDataset.zip([dataset, dataset])[:2]) == [(0, 0), (1, 1)]
+    (tmp_path / 'other').mkdir()
+    (tmp_path / 'other' / 'notes.txt').write_text('text')
+    with pytest.raises(AlreadyExistsError, match=r"\['notes.txt'\]: choose another folder, or remove them$"):
+        granular.DatasetWriter(tmp_path / 'other', {'x': 'int'})
+    (tmp_path / 'other' / 'notes.txt').unlink()
+    granular.DatasetWriter(tmp_path / 'other', {'x': 'int'}).close()
+
+
 MISTAKES = {
+    'spec_that_is_a_dtype': (
+        lambda: granular.get_element_spec(dataset.map(OfDtype())),
+        r'OfDtype.output_spec: expected a granular.ShapeDtypeStruct.* got <class .numpy.int64',
+    ),
+    'streaming_dataset_of_hugging_face': (
+        lambda: MapDataset.source(hugging_face_stream()),
+        r'IterableDataset has no length: it is a stream: make a dataset of it by granular.convert\(stream, directory',
+    ),
+    'datasets_by_position': (lambda: MapDataset.zip(dataset, dataset), 'got 2 by position: pass a list of datasets$'),
     'pathlib_on_an_address': (
         lambda: granular.DatasetWriter(pathlib.Path('s3://bucket/data'), {'x': 'int'}),
         r"'s3:/bucket/data': expected an address that begins with s3:// \(pathlib.Path drops a slash\): pass it as a",
@@ -306,7 +343,7 @@ def test_a_datapoint_with_other_keys_is_an_error_with_those_keys_alone(tmp_path)
     with granular.DatasetWriter(tmp_path / 'data', {'a': 'int', 'b': 'utf8'}) as writer:
         with pytest.raises(DatapointKeysError, match=r"datapoint 0: missing keys \['b'\]$"):
             writer.append({'a': 1})
-        with pytest.raises(DatapointKeysError, match=r"datapoint 0: unknown keys \['c'\]$"):
+        with pytest.raises(DatapointKeysError, match=r"keys \['a', 'b'\]: datapoint 0: unknown keys \['c'\]$"):
             writer.append({'a': 1, 'b': 'x', 'c': 2})
     assert issubclass(DatapointKeysError, DatapointError) and issubclass(DatapointKeysError, UnknownKeyError)
 

@@ -744,7 +744,7 @@ def test_json_files_are_stored_as_they_are(tmp_path, contents, kind, records):
 
 def test_damaged_json_file_behind_the_sample_is_an_error_unless_the_type_is_text(tmp_path):
     write_tar(tmp_path / 'data.tar', [b'{}', b'{'], 'json')
-    with pytest.raises(EncodeError, match=r"datapoint 1, key 'json'.* not JSON.*pass another type"):
+    with pytest.raises(EncodeError, match=r"datapoint 1, key 'json'.* not JSON.*pass another type, such as json=utf8"):
         granular.convert(tmp_path / 'data.tar', tmp_path / 'x', sample=1)
     assert granular.convert(tmp_path / 'data.tar', tmp_path / 'y', sample=1, spec={'json': 'utf8'}).datapoints == 2
 

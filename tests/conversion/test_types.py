@@ -1,11 +1,14 @@
 """Types of conversions: what a source has is what the dataset has."""
 
+import datetime
 import decimal
 import io
 import json
+import re
 import tarfile
 
 import numpy as np
+import pandas
 import pyarrow
 import pytest
 from PIL import Image
@@ -175,6 +178,81 @@ def test_lists_of_images_are_sequences(lists, kind, tmp_path):
         assert granular.convert(records, tmp_path / 'columns', layout='columns').spec == {'x': 'msgpack'}
 
 
+# --- objects
+
+
+TIME = datetime.datetime(2020, 1, 2, 3, 4, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ('value', 'expected'),
+    {
+        'timestamp': (TIME, np.datetime64(TIME)), 'date': (TIME.date(), np.datetime64('2020-01-02')),
+        'zone': (TIME.astimezone(datetime.timezone(datetime.timedelta(hours=5))), np.datetime64(TIME)),
+        'duration': (TIME - datetime.datetime(2020, 1, 2), np.timedelta64(11045000006, 'us')),
+        'pandas': (pandas.Timestamp('2020-01-02T03:04:05.000000006'), np.datetime64('2020-01-02T03:04:05.000000006')),
+        'pandas duration': (pandas.Timedelta(7, 'ns'), np.timedelta64(7, 'ns')),
+    }.values(),
+)  # fmt: skip
+def test_times_are_those_of_numpy_also_beside_none_and_in_containers(value, expected, tmp_path):
+    assert granular.convert([{'x': value}], tmp_path / 'one').spec == {'x': 'array'}
+    assert granular.convert([{'x': None}, {'x': {'list': [value]}}, {'x': value}], tmp_path / 'all').spec == {
+        'x': 'tree'
+    }
+    found = [granular.open(tmp_path / 'one')[0]['x'], *granular.open(tmp_path / 'all')[1]['x']['list']]
+    for one in (*found, granular.open(tmp_path / 'all')[2]['x']):
+        assert (one.dtype, one) == (expected.dtype, expected)
+    assert granular.open(tmp_path / 'all')[0]['x'] is None
+
+
+@pytest.mark.parametrize('mode', ['1', 'L', 'LA', 'RGB', 'RGBA', 'P', 'I;16'])
+def test_images_of_pillow_are_files_also_in_lists_and_beside_none(mode, tmp_path):
+    pixels = Image.fromarray(np.full((3, 4), 500, np.uint16)) if mode == 'I;16' else Image.new(mode, (4, 3))
+    records = [{'one': pixels, 'list': [pixels, pixels], 'none': None}, {'one': pixels, 'list': [], 'none': pixels}]
+    assert granular.convert(records, tmp_path / 'x').spec == {'list': 'png[]', 'none': 'msgpack', 'one': 'png'}
+    with granular.open(tmp_path / 'x') as reader:
+        first, second = reader
+    found = [first['one'], *first['list'], granular.decoders['png'](second['none'])]
+    for one in found:
+        assert (one.dtype, one.tolist()) == (np.asarray(pixels).dtype, np.asarray(pixels).tolist())
+    assert first['none'] is None
+
+
+@pytest.mark.parametrize('options', [{'dtype': 'bfloat16'}, {'requires_grad': True}], ids=str)
+def test_tensors_that_numpy_does_not_take_are_errors_with_a_remedy(options, tmp_path):
+    import torch
+
+    if 'dtype' in options:
+        options = {'dtype': torch.bfloat16}
+    records = [{'x': torch.ones(2, **options)}] * 2
+    with pytest.raises(EncodeError, match=r"field 'x': .* Tensor: .*tensor\.detach\(\)\.cpu\(\)\.float\(\)"):
+        granular.convert(records, tmp_path / 'out')
+    for call in (
+        lambda: granular.MapDataset.source(records).batch(2)[0],
+        lambda: next(iter(granular.MapDataset.source(records).to_iter_dataset().batch(2))),
+        lambda: next(iter(granular.Loader(records, batch=2))),
+    ):
+        with pytest.raises(DatapointError, match=r"'x': .*tensor\.detach\(\)\.cpu\(\)\.float\(\)"):
+            call()
+    fixed = granular.MapDataset.source(records).map(lambda one: {'x': one['x'].detach().cpu().float()})
+    assert fixed.batch(2)[0]['x'].tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ('value', 'kind'), [(1, 'int'), (0.5, 'float'), ('a', 'utf8'), (np.ones(1), 'array'), ([1], 'msgpack')]
+)
+def test_remedy_for_a_value_that_does_not_fit_is_a_type_that_takes_it(value, kind, tmp_path):
+    other = np.ones(2) if kind == 'msgpack' else None
+    records = [{'x': value}] * 4 + [{'x': {'a': other}}]
+    assert granular.convert(records[:4], tmp_path / 'plain').spec == {'x': kind}
+    with pytest.raises(EncodeError) as caught:
+        granular.convert(records, tmp_path / 'stopped', sample=1)
+    remedy = re.search(r'or pass another type, such as (\w+)=(\w+) \(spec\)', str(caught.value))
+    spec = {remedy[1]: remedy[2]}
+    spec = spec if other is None or kind == 'msgpack' else {'x': 'tree'}
+    assert granular.convert(records, tmp_path / 'out', spec=spec).datapoints == 5
+
+
 # --- Examples
 
 
@@ -243,47 +321,98 @@ def test_sequences_of_sequence_examples_are_kept(tmp_path):
 # --- Hugging Face
 
 
-@pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning', 'ignore::ResourceWarning')
-def test_values_of_hugging_face_datasets_are_those_of_their_parquet_files(tmp_path):
+HUGGING_FACE = {
+    'int8': [1, 0, 1], 'uint64': [1, 0, 1], 'int64': [1, 0, 1], 'float32': [1.0, 0.0, 1.5], 'float64': [1.0, 0.0, 1.5],
+    'bool': [True, False, True], 'string': ['a', 'b', 'c'], 'timestamp[us]': [1, 0, 1], 'timestamp[ns]': [1, 0, 1],
+    'date32': [1, 0, 1], 'duration[ms]': [1, 0, 1], 'time64[us]': [1, 0, 1],
+    'decimal128(9, 2)': [decimal.Decimal(i) for i in range(3)],
+}  # fmt: skip
+quiet = pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning', 'ignore::ResourceWarning')
+
+
+@quiet
+def test_values_of_hugging_face_datasets_are_those_of_their_parquet_files_in_any_format(tmp_path):
     import datasets
 
-    kinds = [
-        'int8',
-        'uint64',
-        'int64',
-        'float32',
-        'float64',
-        'bool',
-        'string',
-        'timestamp[us]',
-        'timestamp[ns]',
-        'date32',
-    ]
-    kinds += ['duration[ms]', 'time64[us]', 'decimal128(9, 2)']
-    features = datasets.Features({kind.replace('[', '_').strip(']'): datasets.Value(kind) for kind in kinds})
-    values = {'string': ['a', 'b', 'c'], 'decimal128(9, 2)': [decimal.Decimal(i) for i in range(3)]}
-    values |= {'bool': [True, False, True], 'float32': [1.0, 0.0, 1.5], 'float64': [1.0, 0.0, 1.5]}
-    columns = {
-        name: pyarrow.array(values.get(kind, [1, 0, 1]), features[name].pa_type)
-        for name, kind in zip(features, kinds, strict=True)
-    }
-    nulls = {
-        f'{name}_null': pyarrow.array([None, *column[1:].to_pylist()], column.type) for name, column in columns.items()
-    }
-    table = pyarrow.table({**columns, **nulls})
+    columns = {}
+    for kind, values in HUGGING_FACE.items():
+        name, arrow = re.sub(r'\W', '_', kind), datasets.Value(kind).pa_type
+        columns[name] = pyarrow.array(values, arrow)
+        columns[f'{name}_null'] = pyarrow.array([None, *columns[name][1:].to_pylist()], arrow)
+        one, struct = pyarrow.list_(arrow), pyarrow.struct([('a', arrow), ('b', pyarrow.string())])
+        inner = columns[name].to_pylist()
+        columns[f'{name}_list'] = pyarrow.array([inner, inner[:1], inner], one)
+        columns[f'{name}_lists'] = pyarrow.array([[inner], [], [inner, inner]], pyarrow.list_(one))
+        columns[f'{name}_struct'] = pyarrow.array([{'a': value, 'b': 'x'} for value in inner], struct)
+        columns[f'{name}_list_null'] = pyarrow.array([inner, None, inner], one)
+    columns['bool_list_with_null'] = pyarrow.array([[True, None], [True], [True]])
+    table = pyarrow.table(columns)
     parquet.write_table(table, tmp_path / 'a.parquet')
     dataset = datasets.Dataset(table)
     granular.convert(tmp_path / 'a.parquet', tmp_path / 'ours')
-    done = granular.convert(dataset, tmp_path / 'theirs')
-    granular.convert(dataset.to_iterable_dataset(), tmp_path / 'streamed')
-    with granular.open(tmp_path / 'ours') as ours, granular.open(tmp_path / 'theirs') as theirs:
-        assert ours.spec == theirs.spec == done.spec
-        assert repr(list(ours)) == repr(list(theirs))
-        with granular.open(tmp_path / 'streamed') as streamed:
-            assert repr(list(streamed)) == repr(list(theirs))
+    others = {form: dataset.with_format(form) for form in (None, 'numpy', 'torch', 'arrow', 'pandas')}
+    others |= {'streamed': dataset.to_iterable_dataset(), 'streamed arrow': others['arrow'].to_iterable_dataset()}
+    with granular.open(tmp_path / 'ours') as ours:
+        for name, other in others.items():
+            spec = granular.convert(other, tmp_path / f'{name}').spec
+            with granular.open(tmp_path / f'{name}') as theirs:
+                assert repr(list(ours)) == repr(list(theirs))
+                assert spec == ours.spec or 'streamed' in f'{name}'  # of which the sample decides
+    some = dataset.with_format('numpy', columns=['int8', 'string'])
+    assert granular.convert(some, tmp_path / 'some').spec == {'int8': 'array', 'string': 'utf8'}
 
 
-@pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning', 'ignore::ResourceWarning')
+@quiet
+def test_selected_rows_and_transforms_of_hugging_face_datasets_are_those_that_are_converted(tmp_path):
+    import datasets
+
+    dataset = datasets.Dataset.from_dict({'n': [*range(ROWS), None], 'list': [[True]] * ROWS + [[None]]})
+    granular.convert(dataset.filter(lambda row: row['n'] is not None and row['n'] % 2), tmp_path / 'filtered')
+    with granular.open(tmp_path / 'filtered') as reader:
+        assert (reader.spec, [one['n'] for one in reader]) == ({'list': 'array', 'n': 'int'}, [*range(1, ROWS, 2)])
+    assert granular.convert(dataset, tmp_path / 'whole', sample=4).spec == {'list': 'tree', 'n': 'msgpack'}
+    picture = datasets.Dataset.from_dict(
+        {'x': [Image.new('L', (2, 3))]}, features=datasets.Features(x=datasets.Image())
+    )
+    turned = picture.with_transform(lambda rows: {'size': [image.size for image in rows['x']]})
+    assert granular.convert(turned, tmp_path / 'transformed').spec == {'size': 'msgpack'}
+    assert granular.open(tmp_path / 'transformed')[0]['size'] == [2, 3]
+
+
+@quiet
+def test_arrays_and_nested_files_of_hugging_face_datasets_are_kept(tmp_path):
+    import datasets
+
+    (tmp_path / 'a.png').write_bytes(image('PNG'))
+    by_path, shape = {'bytes': None, 'path': str(tmp_path / 'a.png')}, (2, 3)
+    arrays = [np.arange(6, dtype=np.uint8).reshape(shape), None, np.zeros(shape, np.uint8)]
+    features = datasets.Features(
+        array=datasets.Array2D(shape, 'uint8'), ragged=datasets.Array2D((None, 2), 'float32'),
+        struct={'image': datasets.Image(), 'n': datasets.Value('int16')}, gray=datasets.List(datasets.Image(mode='L')),
+        null=datasets.Image(),
+    )  # fmt: skip
+    rows = {
+        'array': arrays, 'ragged': [np.ones((i, 2)) for i in range(3)], 'null': [by_path, by_path, None],
+        'struct': [{'image': by_path, 'n': 3}, None, {'image': None, 'n': None}],
+        'gray': [[by_path] * 2, [], [by_path]],
+    }  # fmt: skip
+    dataset = datasets.Dataset.from_dict(rows, features=features)
+    for name, source in {'a': dataset, 'b': dataset.with_format('torch'), 'c': dataset.to_iterable_dataset()}.items():
+        spec = granular.convert(source, tmp_path / name).spec
+        expected = {'array': 'tree', 'gray': 'png[]', 'null': 'msgpack', 'ragged': 'array', 'struct': 'tree'}
+        assert spec == expected
+        with granular.open(tmp_path / name) as reader:
+            first, second, third = reader
+        assert (first['array'].dtype, first['array'].tolist()) == (np.uint8, arrays[0].tolist())
+        assert (second['array'], second['struct'], third['null']) == (None, None, None)
+        assert (second['ragged'].shape, second['ragged'].dtype) == ((1, 2), np.float32)
+        assert first['struct'] == {'image': image('PNG'), 'n': np.int16(3)}
+        assert third['struct'] == {'image': None, 'n': None}
+        assert [one.shape for one in first['gray']] == [(8, 10)] * 2
+        assert first['null'] == image('PNG')
+
+
+@quiet
 def test_demands_of_features_are_obeyed(tmp_path):
     import datasets
 
@@ -314,6 +443,8 @@ def test_demands_of_features_are_obeyed(tmp_path):
     assert (kind, found[0].shape) == ('png', (8, 10, 3))
     kind, found = converted(datasets.List(datasets.Image()), [files[:1], files[:1] * 2])
     assert (kind, [len(one) for one in found]) == ('png[]', [1, 2])
+    kind, found = converted(datasets.List(datasets.Image()), [files[1:], []])
+    assert (kind, found[0][0].tolist()) == ('png[]', pixels.tolist())
     for feature in (datasets.Audio(), datasets.Audio(sampling_rate=8000)):
         kind, found = converted(feature, [sound])
         assert (kind, found[0].rate) == ('wav', 8000)

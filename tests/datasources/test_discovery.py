@@ -6,6 +6,7 @@
 import json
 import os
 import pathlib
+import pickle
 import re
 import tempfile
 
@@ -56,6 +57,10 @@ FOLDERS = {
 
 
 def content(name):
+    if name == 'metadata.parquet':
+        table = pyarrow.BufferOutputStream()
+        parquet.write_table(pyarrow.table({'file_name': ['cat/1.png'], 'text': ['a cat']}), table)
+        return table.getvalue().to_pybytes()
     kind = next((suffix for suffix in FILES if f'.{suffix}' in name.lower()), '')
     return FILES[kind]([1]) if kind else PNG if name.lower().endswith(('.png', '.jpg')) else b'text'
 
@@ -160,12 +165,12 @@ def openers(suffix):
     """The ways to read files of a format, as functions that return the numbers."""
     form = FORMATS[suffix]
 
-    def of_source(path):
-        with getattr(granular, form.source)(path) as source:
+    def of_source(path, **options):
+        with getattr(granular, form.source)(path, **options) as source:
             return sorted(numbers_in(source))
 
-    def of_stream(path):
-        with iter(getattr(granular, form.stream)(path)) as elements:
+    def of_stream(path, **options):
+        with iter(getattr(granular, form.stream)(path, **options)) as elements:
             return sorted(numbers_in(elements))
 
     return [read, of_source, *([of_stream] if form.stream else [])]
@@ -248,8 +253,9 @@ def test_splits_are_words_in_names(name, split, numbered, tmp_path):
         for path in (folder, folder / '**' / '*.parquet'):
             with pytest.raises(InvalidArgumentError, match=f"of the splits .*'{split}'.*pass one of them, as in "):
                 call(path)
-    assert read(folder, split=split) == [number(name)]
-    assert read(folder / '**/*', split=split) == [number(name)]
+    calls = [read, *openers('parquet')[1:]]
+    for path in (folder, folder / '**/*'):
+        assert [call(path, split=split) for call in calls] == [[number(name)]] * 3
     assert converted(folder, tmp_path / 'out', split=split) == [number(name)]
     with pytest.raises(InvalidArgumentError, match="split: expected one of 'train', 'validation', 'test', got 'all'"):
         granular.open(folder, split='all')
@@ -260,6 +266,33 @@ def test_splits_are_words_in_names(name, split, numbered, tmp_path):
     if '/' not in name:
         assert read(folder / f'{{{name},{other}}}') == sorted([number(name), number(other)])
     assert read([folder / name, folder / other]) == sorted([number(name), number(other)])
+
+
+@pytest.mark.parametrize('store', ['local', 'fakegcs'])
+@pytest.mark.parametrize('suffix', FORMATS)
+def test_each_source_takes_a_split_of_a_folder_or_a_pattern(suffix, store, request, numbered):
+    root = None if store == 'local' else request.getfixturevalue(store).place()
+    names = [f'd/{name}.{suffix}' for name in ('x-train-0', 'x-train-1', 'x-test', 'x')]
+    folder = numbered(names, root)
+    train, test = sorted(map(number, names[:2])), [number(names[2])]
+    for call in openers(suffix):
+        for path in ('d', f'd/*.{suffix}'):
+            assert (call(folder / path, split='train'), call(folder / path, split='test')) == (train, test)
+            with pytest.raises(InvalidArgumentError, match="of the splits .* as in split='train'"):
+                call(folder / path)
+            with pytest.raises(NotFoundError, match="has no files of the split 'validation'"):
+                call(folder / path, split='validation')
+        for other in (folder / names[0], [folder / names[0]]):
+            with pytest.raises(InvalidArgumentError, match='split: expected a folder or a pattern'):
+                call(other, split='train')
+        with pytest.raises(InvalidArgumentError, match='split: expected one of'):
+            call(folder / 'd', split='all')
+    source = getattr(granular, FORMATS[suffix].source)
+    with source(folder / 'd', split='test') as reader, pickle.loads(pickle.dumps(reader)) as copy:
+        assert sorted(numbers_in(copy)) == test
+        assert repr(granular.MapDataset.source(reader)) != repr(
+            granular.MapDataset.source(source(folder / 'd', split='train'))
+        )
 
 
 def test_files_of_the_split_are_left_out_of_no_other_source(numbered):

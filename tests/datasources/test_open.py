@@ -111,6 +111,19 @@ def test_open_passes_options(folder):
         granular.open(folder / 'dataset/label.bag', {'int': int})
 
 
+@pytest.mark.parametrize('address', ['s3://no-such-bucket/x', 'https://127.0.0.1:1/x?sig=private'])
+@pytest.mark.parametrize(
+    ('options', 'remedy'),
+    [({'key': 'private'}, 'options of the store, such as config'), ({'colums': ['a']}, 'for colums, pass columns;'),
+     ({'cache_index_': 1}, 'for cache_index_, pass cache_index or'), ({'other': 1}, r"some of \['cache_bytes'")],
+)  # fmt: skip
+def test_open_refuses_unknown_options_before_it_asks_the_store(address, options, remedy):
+    for path in (address, [address]):
+        with pytest.raises(InvalidArgumentError, match=f'unknown options .*{remedy}') as caught:
+            granular.open(path, **options)
+        assert 'private' not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ('name', 'error', 'message'),
     [

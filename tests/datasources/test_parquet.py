@@ -415,6 +415,17 @@ def test_cache_stays_within_its_limit(fakegcs):
     assert counts == [0, 0, 1]
 
 
+def test_footer_without_a_version_is_read(tmp_path):
+    pq.write_table(numbers(20), tmp_path / 'a.parquet')
+    data = (tmp_path / 'a.parquet').read_bytes()
+    length = int.from_bytes(data[-8:-4], 'little')
+    footer = data[-8 - length : -8]
+    assert footer[0] == 0x15  # the field of the version, of one byte; the next field counts from it
+    footer = bytes([footer[2] + 0x10]) + footer[3:]
+    (tmp_path / 'b.parquet').write_bytes(data[: -8 - length] + footer + len(footer).to_bytes(4, 'little') + b'PAR1')
+    assert list(granular.open(tmp_path / 'b.parquet')) == list(granular.open(tmp_path / 'a.parquet'))
+
+
 def test_footer_longer_than_the_first_request(fakegcs):
     path = write(steady(fakegcs, tail=64) / 'x', numbers(10))
     source, count, _ = requests(lambda: granular.ParquetDataSource(path))

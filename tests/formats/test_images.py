@@ -2,6 +2,7 @@
 
 import functools
 import io
+import re
 import struct
 import zlib
 
@@ -12,7 +13,7 @@ from PIL import Image
 
 import granular
 from granular import formats
-from granular.errors import DecodeError, InvalidArgumentError
+from granular.errors import DecodeError, EncodeError, InvalidArgumentError
 from tests.formats.test_jpeg import assert_alike, without_simplejpeg
 
 HEIGHT, WIDTH = 16, 24
@@ -116,6 +117,37 @@ def test_images_of_every_mode_are_one_batch(tmp_path):
     reader = granular.DatasetReader(tmp_path / 'ds', {'jpg': decode, 'png': decode})
     with reader, granular.Loader(reader, batch=len(reader)) as loader:
         assert {array.shape for array in next(loader).values()} == {(len(IMAGES), HEIGHT, WIDTH, 3)}
+
+
+@pytest.mark.parametrize('size', [0, 1, 0xFFFFFFFF])
+def test_bmp_files_with_a_wrong_size_in_them_are_images(size, tmp_path):
+    data = bytearray(IMAGES['bmp'][0])
+    data[2:6] = size.to_bytes(4, 'little')
+    assert granular.convert([{'x': bytes(data)}], tmp_path / 'ds').spec == {'x': 'png'}
+    assert granular.open(tmp_path / 'ds')[0]['x'].tolist() == formats.decode_image(IMAGES['bmp'][0]).tolist()
+    for other in (b'BM', b'BM' + bytes(40), bytes(data[:20])):
+        assert granular.convert([{'x': other}], tmp_path / f'{len(other)}').spec == {'x': 'bytes'}
+
+
+@pytest.mark.parametrize('kind', ['png', 'jpg'])
+@pytest.mark.parametrize('dtype', [np.uint8, np.uint16, np.bool_, np.int32, np.float32])
+@pytest.mark.parametrize('shape', [(5, 7, 1), (3, 5, 7), (5, 7), (5, 7, 3), (7,), (5, 7, 5), (0, 7)])
+def test_remedies_for_an_array_that_is_no_image_work(kind, dtype, shape):
+    array, types = np.zeros(shape, dtype), granular.encoders
+    for _ in range(3):  # one may be followed by another one
+        try:
+            types[kind](array)
+            return
+        except EncodeError as error:
+            reason, _, remedy = str(error).rpartition(': ')
+            assert reason.startswith(f'{kind}: expected an image of uint8')
+            assert ('uint16' in reason.partition('got')[0]) == (kind == 'png')
+            if match := re.match(r"the type '(\w+)' stores", remedy):
+                kind = match[1]
+            else:
+                code = re.match(r'(\S.*\)|array\[.*\]) ', remedy)[1]
+                array = eval(code, {'array': array, 'numpy': np})
+    raise AssertionError(f'no remedy helps with {dtype} of shape {shape}')
 
 
 WRITTEN = [

@@ -70,6 +70,13 @@ def test_numpy_format_is_preserved(dataset):
     assert (batch['values'][:, 0] == batch['id']).all()
 
 
+def test_arrow_format_has_rows(dataset):
+    pipeline = granular.MapDataset.source(dataset.with_format('arrow'))
+    assert pipeline[4]['id'] == 4 and pipeline[4]['values'].dtype == np.asarray(dataset[4]['values']).dtype
+    batch = pipeline.select(['values', 'id']).shuffle(seed=1).batch(8)[0]
+    assert batch.keys() == {'values', 'id'} and (batch['values'][:, 0] == batch['id']).all()
+
+
 def double(row):
     return 2 * row['id']
 

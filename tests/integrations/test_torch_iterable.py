@@ -367,8 +367,47 @@ def test_lengths_of_batches_are_known_and_those_of_elements_on_request():
     for unknown in (numbers(), numbers().batch(4).filter(bool), numbers().to_iter_dataset().batch(4)):
         iterable = IterableDataset(unknown)
         assert iterable
-        with pytest.raises(TypeError, match='has no length'):
-            len(iterable)
+        remedy = 'filter' if 'filter' in f'{unknown!r}' else r'only a batched MapDataset has, as .*dataset\.batch\(64\)'
+        for loader in (iterable, DataLoader(iterable, batch_size=None)):
+            with pytest.raises(TypeError, match=f'IterableDataset has no length: .*{remedy}'):
+                len(loader)
+
+
+@pytest.mark.parametrize('kind', [lambda dataset: dataset, granular.integrations.torch.Dataset])
+def test_random_samplers_of_torch_refuse_an_endless_dataset(kind):
+    dataset = kind(numbers().repeat())
+    for call in (
+        lambda: DataLoader(dataset, shuffle=True),
+        lambda: list(torch.utils.data.RandomSampler(dataset)),
+        lambda: torch.utils.data.DistributedSampler(dataset, 2, 0),
+        lambda: DataLoader(kind(numbers().repeat().batch(3)), shuffle=True),
+    ):
+        with pytest.raises(
+            InvalidArgumentError, match=r'Sampler: an endless .*\.shuffle\(seed=0\)\.repeat\(\), and pass'
+        ):
+            call()
+    assert next(iter(DataLoader(dataset, batch_size=2))).tolist() == [0, 1]
+    shuffled = IterableDataset(numbers().shuffle(seed=0).repeat(), ShardOptions(1, 2))
+    taken = list(itertools.islice(DataLoader(shuffled, batch_size=None), COUNT // 2))
+    assert len(set(taken)) == COUNT // 2 and len(DataLoader(kind(numbers()), shuffle=True)) == COUNT
+
+
+@pytest.mark.parametrize(
+    'endless', [lambda d: d.repeat(), lambda d: d.repeat().batch(3), lambda d: d.batch(3).repeat()], ids=[0, 1, 2]
+)
+def test_epochs_of_an_endless_dataset_are_refused_and_those_of_its_stream_are_not(endless):
+    dataset = IterableDataset(endless(numbers().shuffle(seed=0)))
+    dataset.set_epoch(0)
+    with pytest.raises(
+        InvalidArgumentError, match=r'epoch 1: .* repeated infinitely: leave out repeat.* of the stream'
+    ):
+        dataset.set_epoch(1)
+    with pytest.raises(InvalidArgumentError, match='epoch 1: the dataset is repeated infinitely'):
+        Batches(endless(numbers().map(tokens)).to_iter_dataset()).set_epoch(1)
+    stream = IterableDataset(numbers().shuffle(seed=0).batch(3).to_iter_dataset().repeat())
+    first = next(iter(stream))
+    stream.set_epoch(1)
+    assert first.tolist() != next(iter(stream)).tolist()
 
 
 def test_resumable_tells_epochs_and_has_the_states_of_its_loader():

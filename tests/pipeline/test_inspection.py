@@ -46,6 +46,22 @@ def test_spec_follows_from_the_stages():
     assert get_element_spec(stream.batch(5, drop_remainder=True).map(Scale()))['x'] == struct((5, 2, 3), 'float32')
 
 
+class Rounded(granular.MapTransform):
+    def map(self, element):
+        return np.int64(element)
+
+    def output_spec(self, spec):
+        return granular.ShapeDtypeStruct((), np.int64)
+
+
+def test_classes_of_numbers_are_dtypes():
+    assert struct((2,), np.int64) == granular.ShapeDtypeStruct((2,), np.int64) == granular.ShapeDtypeStruct((2,), 'i8')
+    dataset = MapDataset.range(3).map(Rounded())
+    assert get_element_spec(dataset) == struct((), 'int64')
+    assert get_element_spec(dataset.batch(2)) == struct((None,), 'int64')
+    assert get_element_spec(MapDataset.source([np.int64, np.ndarray])) == struct((), object)
+
+
 class Half(granular.MapTransform):
     def map(self, element):
         return element

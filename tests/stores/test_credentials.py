@@ -57,6 +57,17 @@ def external(home, source):
     }
 
 
+@pytest.mark.parametrize('options', [{}, {'profile': 'nobody'}])
+def test_profile_that_does_not_exist_is_an_error_with_the_remedy(options, tmp_path, monkeypatch):
+    for name in ('AWS_CONFIG_FILE', 'AWS_SHARED_CREDENTIALS_FILE'):
+        monkeypatch.setenv(name, str(tmp_path / 'none'))
+    monkeypatch.delenv('AWS_PROFILE', raising=False)
+    if not options:
+        monkeypatch.setenv('AWS_PROFILE', 'nobody')
+    with pytest.raises(AccessDeniedError, match=r'nobody.*: check AWS_PROFILE, or profile=, against `aws configure'):
+        granular.Path('s3://bucket/x', endpoint_url='http://127.0.0.1:1', **options).exists()
+
+
 # What provides no credentials: the configuration of AWS, and variables, of a folder.
 MISSING = {
     's3: nothing': ('', lambda home: {}),

@@ -111,11 +111,11 @@ async def convert(
 
     Types are those of the schema of Parquet files and of the features of Hugging Face datasets, with nulls as these
     count them, and otherwise inferred from a sample: Python's numbers, int64 and float64 are ``int``, ``float`` or
-    ``bool``, other numbers and arrays ``array``, text ``utf8``, bytes ``bytes`` (``jpg``, ``png``, ``mp4``, ``webm``,
-    ``wav`` or ``flac`` if most of them are such files, or images are named so), PIL images ``png``, lists of these
-    files ``jpg[]`` and so on, and None, other lists and mappings ``msgpack`` (``tree`` if they hold arrays). Files are
-    stored as they are, and so are the JSON files of WebDataset, as ``json``. A record that is not a mapping gets the
-    key ``data``.
+    ``bool``, other numbers, arrays, dates and durations ``array``, text ``utf8``, bytes ``bytes`` (``jpg``, ``png``,
+    ``mp4``, ``webm``, ``wav`` or ``flac`` if most of them are such files, or images are named so), PIL images ``png``,
+    lists of these files ``jpg[]`` and so on, and None, other lists and mappings ``msgpack`` (``tree`` if they hold
+    arrays). Files are stored as they are, and so are the JSON files of WebDataset, as ``json``. A record that is not a
+    mapping gets the key ``data``.
 
     A record that does not fit its type is an error that names it, and its file. Those of the sample are named
     together, before anything is written.
@@ -140,8 +140,9 @@ async def convert(
     Args:
       source: a path, address or pattern (``data/*.parquet``) of Parquet, ArrayRecord, TFRecord, WebDataset or Hugging
         Face arrow files, or a list of them; a folder of them, of images in one folder per class (``image``, ``label``,
-        ``class``), of ``save_to_disk``, or of a dataset of granular; a source as for ``MapDataset.source``; a Hugging
-        Face dataset; a sync or async iterable, which must yield the same records again for a resumed run.
+        ``class``) or with a ``metadata.csv``, of ``save_to_disk``, or of a dataset of granular; a source as for
+        ``MapDataset.source``; a Hugging Face dataset; a sync or async iterable, which must yield the same records
+        again for a resumed run.
       directory: the folder of the dataset: new, or that of an unfinished conversion.
       format: the format of the source, if its name does not tell.
       spec: types of some keys, or fields of the source, which override the inferred ones. ``utf8`` takes bytes, too.

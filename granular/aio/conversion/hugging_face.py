@@ -1,78 +1,102 @@
 """Datasets of Hugging Face as sources of a conversion: files as they are stored, values of the types of features."""
 
 import io
-import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
+
+import numpy as np
 
 from granular import formats
 from granular._lazy import import_extra
 from granular._words import logger
-from granular.aio.conversion.schema import Column, column_of
-from granular.aio.datasources.parquet.arrow_values import values_of
+from granular.aio.conversion.schema import Column, column_of, has_nulls
 from granular.errors import DecodeError, InvalidArgumentError
+from granular.formats.arrow_values import values_of
 from granular.formats.codecs.audio import audio_type
 from granular.formats.codecs.images import image_type
 
 Row = dict[str, Any]
-Converter = Callable[[Any], Any]
+Reader = Callable[[Any], list[Any]]
+"""Returns the values of an array of Arrow."""
 
-# Values of these types are the same in Python; others are read as their type in Arrow, as from Parquet files.
-_SAME: Final = ('int64', 'bool', 'string', 'large_string', 'binary', 'large_binary', 'null')
+_BATCH: Final = 16  # rows of a stream that are read at a time
+_ROWS: Final = 1000  # of a column that are looked at at a time
 
 
 class Features:
     """What a conversion makes of the features of a dataset.
 
-    Images, sounds and videos are their files, unless an image is to have a mode: then it is an image of PIL. A file of
-    an image that is not stored as it is, such as a TIFF, is an image of PIL, too.
+    Values are read from Arrow, as from Parquet files, whatever the format of the dataset. Images, sounds and videos
+    are their files, unless an image is to have a mode: then it is an image of PIL. A file of an image that is not
+    stored as it is, such as a TIFF, is an image of PIL, too. A dataset with a transform is read through it.
     """
 
     def __init__(self, dataset: Any, name: str) -> None:
         self.dataset = dataset
         self.columns: dict[str, Column] = {}
         self._name = name
-        self._files: dict[str, Converter] = {}
-        self._types: dict[str, Any] = {}  # in Arrow
+        self._readers: dict[str, Reader] = {}
         datasets = import_extra('datasets', 'huggingface')
-        for field, feature in (dataset.features or {}).items():
-            inner = getattr(feature, 'feature', None)
-            if (convert := self._file_of(field, feature)) is not None:
-                self.dataset = self.dataset.cast_column(field, _undecoded(feature))
-                self._files[field] = convert
-            elif inner is not None and (convert := self._file_of(field, inner)) is not None:
-                self.dataset = self.dataset.cast_column(field, type(feature)(_undecoded(inner)))
-                self._files[field] = _of_list(convert)
-            elif isinstance(feature, datasets.ClassLabel):
+        self._is_stream = isinstance(dataset, datasets.IterableDataset)
+        self._as_rows = dataset.features is None if self._is_stream else dataset.format['type'] == 'custom'
+        if self._as_rows:
+            return
+        self._tables = dataset.with_format('arrow')
+        if not self._is_stream and not dataset.format['output_all_columns']:
+            self._tables = dataset.with_format('arrow', columns=dataset.format['columns'])
+        for field, feature in dataset.features.items():
+            self._readers[field] = self._reader_of(field, feature) or values_of
+            if isinstance(feature, datasets.ClassLabel):
                 shown = f'{", ".join(feature.names):.1000}'
                 logger.warning('%s: %r becomes the numbers of its classes, without their names: %s', name, field, shown)
-                self._declare(field, feature.pa_type)
-            elif isinstance(feature, datasets.Value):
-                self._declare(field, feature.pa_type)
-                if feature.dtype not in _SAME:
-                    self._types[field] = feature.pa_type
+            if not self._is_stream and field in dataset.data.column_names:  # of a stream, the sample decides
+                self._declare(field, feature)
 
-    def _declare(self, field: str, kind: Any) -> None:
-        data = getattr(self.dataset, 'data', None)
-        if data is not None and field in data.column_names:  # of a stream, the sample decides
-            has_nulls = data.column(field).null_count > 0
-            self.columns[field] = column_of([kind], has_nulls, has_nulls)
+    def _declare(self, field: str, feature: Any) -> None:
+        is_missing = self._selects(field, lambda column: column.null_count > 0)
+        if _shape_of(feature) is not None:
+            self.columns[field] = Column('array', is_missing)
+        elif self._readers[field] is values_of:
+            kind = self.dataset.data.column(field).type
+            self.columns[field] = column_of([kind], is_missing, self._selects(field, has_nulls))
+        else:
+            self.columns[field] = Column('', is_missing)
 
-    def _file_of(self, field: str, feature: Any) -> Converter | None:
+    def _selects(self, field: str, is_true: Callable[[Any], bool]) -> bool:
+        """Return whether something is true of a column, also of the rows of it that the dataset selects."""
+        if not is_true(self.dataset.data.column(field)):
+            return False
+        tables = self.dataset.with_format('arrow', columns=[field]).iter(_ROWS)
+        return any(is_true(table.column(field)) for table in tables)
+
+    def _reader_of(self, field: str, feature: Any) -> Reader | None:
+        """Return how to read a field that is or has files or arrays of a shape; None for others."""
+        if (convert := self._file_of(field, feature)) is not None:
+            return lambda array: [None if value is None else convert(value) for value in array.to_pylist()]
+        if (shape := _shape_of(feature)) is not None:
+            return lambda array: [_array_of(scalar, shape) for scalar in array.storage]
+        if isinstance(feature, dict):
+            inner = {name: self._reader_of(f'{field}.{name}', part) for name, part in feature.items()}
+            return _of_structs(inner) if any(inner.values()) else None
+        if (item := getattr(feature, 'feature', None)) is not None:
+            read = self._reader_of(field, item)
+            return None if read is None else lambda array: [read(one.values) if one.is_valid else None for one in array]
+        return None
+
+    def _file_of(self, field: str, feature: Any) -> Callable[[Mapping[str, Any]], Any] | None:
         datasets = import_extra('datasets', 'huggingface')
         if isinstance(feature, datasets.Image):
-            return None if feature.decode and feature.mode is not None else _image
+            return feature.decode_example if feature.decode and feature.mode is not None else _image
         if isinstance(feature, datasets.Audio):
             return self._sound(field, feature)
-        video = getattr(datasets, 'Video', None)
-        return _bytes_of if video is not None and isinstance(feature, video) else None
+        return _bytes_of if hasattr(feature, 'decode_example') and hasattr(feature, 'embed_storage') else None
 
-    def _sound(self, field: str, feature: Any) -> Converter:
+    def _sound(self, field: str, feature: Any) -> Callable[[Mapping[str, Any]], Any]:
         rate, channels = feature.sampling_rate, getattr(feature, 'num_channels', None)
         if not feature.decode or (rate is None and channels is None):
             return _bytes_of
 
-        def read(value: Any) -> Any:
+        def read(value: Mapping[str, Any]) -> Any:
             data = _bytes_of(value)
             if data is not None and not _fits(data, rate, channels):
                 demands = ', '.join(
@@ -87,19 +111,25 @@ class Features:
 
         return read
 
-    def rows(self, rows: Sequence[Row]) -> list[Row]:
-        """Return rows with files in place of what they were read as, and values of the types of their features."""
-        for field, convert in self._files.items():
-            for row in rows:
-                row[field] = convert(row[field])
-        pa = import_extra('pyarrow', 'huggingface')
-        for field, kind in self._types.items():
-            for row, value in zip(rows, values_of(pa.array([row[field] for row in rows], kind)), strict=True):
-                row[field] = value
-        return list(rows)
+    def rows(self, indices: list[int]) -> list[Row]:
+        """Return rows of a map-style dataset."""
+        if self._as_rows:
+            rows: list[Row] = self.dataset.__getitems__(indices)
+            return rows
+        return self._rows_of(self._tables[indices])
+
+    def _rows_of(self, table: Any) -> list[Row]:
+        names = table.column_names
+        columns = [_values(self._readers.get(name, values_of), table.column(name)) for name in names]
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def stream(self) -> Iterator[Row]:
-        return (self.rows([row])[0] for row in self.dataset)
+        """Yield the rows of a stream."""
+        if self._as_rows:
+            yield from self.dataset.with_format(None)
+        else:
+            for table in self._tables.iter(batch_size=_BATCH):
+                yield from self._rows_of(table)
 
 
 class HuggingFaceRows:
@@ -112,27 +142,52 @@ class HuggingFaceRows:
         return len(self._features.dataset)
 
     def __getitems__(self, indices: list[int]) -> list[Row]:
-        return self._features.rows(self._features.dataset.__getitems__(indices))
+        return self._features.rows(indices)
 
 
-def _undecoded(feature: Any) -> Any:
-    return type(feature)(decode=False)
+def _values(read: Reader, column: Any) -> list[Any]:
+    return [value for chunk in column.chunks for value in read(chunk)]
 
 
-def _of_list(convert: Converter) -> Converter:
-    return lambda values: None if values is None else [convert(value) for value in values]
+def _shape_of(feature: Any) -> Sequence[int] | None:
+    """Return the shape of an array of several dimensions, of which the first may be -1; None for other features."""
+    datasets = import_extra('datasets', 'huggingface')
+    if isinstance(feature, datasets.Array2D | datasets.Array3D | datasets.Array4D | datasets.Array5D):
+        return [-1 if length is None else length for length in feature.shape]
+    return None
 
 
-def _bytes_of(value: Mapping[str, Any] | None) -> bytes | None:
-    if value is None:
+def _array_of(scalar: Any, shape: Sequence[int]) -> Any:
+    if not scalar.is_valid:
         return None
+    values, is_nested = scalar.values, import_extra('pyarrow', 'huggingface').types.is_nested
+    while is_nested(values.type):
+        values = values.flatten()
+    return np.array(values.to_numpy(zero_copy_only=False)).reshape(shape)
+
+
+def _of_structs(readers: Mapping[str, Reader | None]) -> Reader:
+    def read(array: Any) -> list[Any]:
+        names = [part.name for part in array.type]
+        parts = [(readers[name] or values_of)(child) for name, child in zip(names, array.flatten(), strict=True)]
+        rows: Iterable[Row] = (dict(zip(names, values, strict=True)) for values in zip(*parts, strict=True))
+        return [row if scalar.is_valid else None for row, scalar in zip(rows, array, strict=True)]
+
+    return read
+
+
+def _bytes_of(value: Mapping[str, Any]) -> bytes:
     data: bytes | None = value['bytes']
-    return pathlib.Path(value['path']).read_bytes() if data is None else data
+    if data is not None:
+        return data
+    with import_extra('datasets.utils.file_utils', 'huggingface').xopen(value['path'], 'rb') as file:
+        read: bytes = file.read()
+    return read
 
 
-def _image(value: Mapping[str, Any] | None) -> Any:
+def _image(value: Mapping[str, Any]) -> Any:
     data = _bytes_of(value)
-    if data is None or image_type(data):
+    if image_type(data):
         return data
     pillow = import_extra('PIL.Image', 'formats')
     try:

@@ -14,7 +14,7 @@ import numpy as np
 from granular import formats
 from granular.aio.execution.failures import Failure
 from granular.errors import DatapointError, DecodeError, EncodeError, InvalidArgumentError
-from granular.formats.base import outline_of
+from granular.formats.base import as_array, outline_of
 from granular.formats.codecs.arrays import decode_npy
 from granular.formats.codecs.audio import audio_type
 from granular.formats.codecs.images import image_type
@@ -29,6 +29,11 @@ _IMAGES: Final = ('jpg', 'png')
 _FILES: Final = (*_IMAGES, 'mp4', 'webm', 'wav', 'flac')  # types of files, which are stored as they are
 _DAMAGED: Final = {'damaged array': ('array', 'bytes'), 'damaged json': ('json', 'utf8')}
 """The type of files that most of them are, and of all of them if most are damaged."""
+# Types that take more values, such as None, by type.
+_WIDER: Final = {
+    **dict.fromkeys(_FILES, 'bytes'), **dict.fromkeys(('int', 'float', 'bool', 'utf8', 'bytes'), 'msgpack'),
+    'json': 'utf8', 'array': 'tree', 'msgpack': 'tree',
+}  # fmt: skip
 _EMPTY: Final = 'empty list'
 _NAMED: Final = 20  # bad records that an error names
 
@@ -94,7 +99,7 @@ class RecordMapping:
         # The keys of fields whose names cannot be keys, by field.
         self.renamed: dict[str, str] = {field: key for field, key in self._keys.items() if field != key}
         counts = {
-            key: collections.Counter(type_of_value(_plain(record.get(field))) for record in records)
+            key: collections.Counter(type_of_value(self._plain_of(field, record.get(field))) for record in records)
             for field, key in self._keys.items()
         }
         lists = layout == 'refs'  # the layout that has sequences
@@ -134,8 +139,8 @@ class RecordMapping:
         self._optional = {key for key, kind in self.spec.items() if kind == 'msgpack'}
         self.mean: int = mean_size(records)
         images = [field for field, key in self._keys.items() if self.spec[key] in _IMAGES]
-        self._files = all(isinstance(_plain(record.get(field)), bytes) for record in records for field in images)
-        self._images = images if self._files else []
+        is_files = all(isinstance(_plain(record.get(field)), bytes) for record in records for field in images)
+        self._images = images if is_files else []  # whose files are checked
         self._damaged = [
             (field, kind) for field, key in self._keys.items() for kind, (good, _) in _DAMAGED.items()
             if counts[key][kind] and self.spec[key] == good
@@ -185,14 +190,13 @@ class RecordMapping:
         out: dict[str, Any] = {**formats.encoders, 'json': _encode_json, 'array': _encode_array}
         for kind in ('utf8', 'msgpack', 'tree'):
             out[kind] = functools.partial(_encode_simplified, out[kind])
-        for kind in ('jpg', 'png'):
-            encode = functools.partial(_encode_image, out[kind])
-            out[kind] = formats.encode_image_file if self._files else encode
+        for kind in _IMAGES:
+            out[kind] = functools.partial(_encode_image, out[kind])
         return {**out, **(custom or {})}
 
     def datapoint(self, record: Any) -> dict[str, Any]:
         keys, fields = self._keys, self._mapping(record)
-        out = {keys.get(field, field): _plain(value) for field, value in fields.items()}
+        out = {keys.get(field, field): self._plain_of(field, value) for field, value in fields.items()}
         if len(out) < len(fields):
             field, key = next(pair for pair in self.renamed.items() if fields.keys() >= set(pair))
             raise DatapointError(
@@ -208,8 +212,14 @@ class RecordMapping:
                 out[key] = value.array()
         return out
 
+    def _plain_of(self, field: str, value: Any) -> Any:
+        try:
+            return _plain(value)
+        except EncodeError as error:
+            raise EncodeError(f'{self._name}: field {field!r}: {error}', path=self._name, key=field) from error
+
     def _mapping(self, record: Any) -> Mapping[str, Any]:
-        if self._names_files and isinstance(record, FileRecord):
+        if self._names_files and isinstance(record, FileRecord) and 'file' not in record:
             return {**record, 'file': record.file}
         if isinstance(record, Mapping):
             return record
@@ -227,7 +237,7 @@ def _encode_image(encode: Callable[[Any], bytes], value: Any) -> bytes:
 
 
 def _encode_simplified(encode: Callable[[Any], bytes], value: Any) -> bytes:
-    """Encode arrays of objects as lists, and decimals and times of day as text, at any depth."""
+    """Encode arrays of objects as lists, decimals and times of day as text, and PIL images as files, at any depth."""
     try:
         return encode(value)
     except EncodeError:  # others are not searched, which takes longer
@@ -243,7 +253,20 @@ def _simplified(value: Any, depth: int = 0) -> Any:
         return {key: _simplified(item, depth + 1) for key, item in value.items()}
     if isinstance(value, np.bool_):
         return bool(value)
-    return str(value) if isinstance(value, decimal.Decimal | datetime.time) else value
+    if _is_pil(value):
+        return formats.encoders['png'](value)
+    return str(value) if isinstance(value, decimal.Decimal | datetime.time) else _time(value)
+
+
+def _time(value: Any) -> Any:
+    """Return the ``datetime64`` or ``timedelta64`` of a date, timestamp (in UTC) or duration; others as they are."""
+    if not isinstance(value, datetime.date | datetime.timedelta):
+        return value
+    if hasattr(value, 'to_numpy'):  # of pandas, with nanoseconds
+        return value.to_numpy()
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        value = value.astimezone(datetime.UTC).replace(tzinfo=None)
+    return np.timedelta64(value) if isinstance(value, datetime.timedelta) else np.datetime64(value)
 
 
 def _encode_json(value: Any) -> bytes:
@@ -282,8 +305,8 @@ def _plain(value: Any) -> Any:
         is_list = len(value) > 0 and all(isinstance(item, Mapping) and item.keys() == FILE for item in value)
         return [_plain(item) for item in value] if is_list else value
     if hasattr(value, '__array__') and not isinstance(value, np.ndarray | np.generic) and not _is_pil(value):
-        return np.asarray(value)
-    return value
+        return as_array(value)
+    return _time(value)
 
 
 def _as_text(value: Any) -> Any:
@@ -334,6 +357,8 @@ def type_of_value(value: Any, depth: int = 0) -> str:
                 return 'damaged array'
         case str() | decimal.Decimal() | datetime.time():
             return 'utf8'
+        case datetime.date() | datetime.timedelta():
+            return 'array'
         case bytes():
             return file_type(value) or 'bytes'
         case list() | tuple() if not depth and not value:
@@ -374,7 +399,9 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 def _hint(key: str, kind: str, is_given: bool) -> str:
     reason = '' if is_given else f': {kind!r} was inferred from a sample'
-    other = f'{key}=bytes' if kind in ('jpg', 'png') else 'another type'
+    other = 'another type' + (f', such as {key}={_WIDER[kind]}' if kind in _WIDER else '')
+    if kind in _IMAGES:
+        other = f'{key}=bytes'
     if is_given and element(kind) == 'utf8':
         other = f'{key}={kind.replace("utf8", "bytes")} for bytes that are not UTF-8'
     return f"{reason}: repair or remove it, skip it (on_error='skip', or --on-error skip), or pass {other} (spec)"

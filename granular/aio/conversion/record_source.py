@@ -16,14 +16,14 @@ from granular._lazy import import_extra
 from granular._other_names import Unindexed
 from granular.aio.conversion.examples import ExampleValues
 from granular.aio.conversion.hugging_face import Features, HuggingFaceRows
-from granular.aio.conversion.image_folder import ImageFolder
+from granular.aio.conversion.image_folder import images_of
 from granular.aio.conversion.infer import JSONText, NumpyFile, common_type, type_of_value
 from granular.aio.conversion.schema import Column, column_of
 from granular.aio.conversion.stored import StoredRecords, is_stored, stored_records
 from granular.aio.datasets.reader import DatapointReader
 from granular.aio.datasources.detect import CLASSES, has_shards, refuse_packed, remedy_of
 from granular.aio.datasources.detect import open as open_dataset
-from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, of_pattern
+from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, no_split, of_pattern
 from granular.aio.datasources.discovery.names import ENDINGS, IMAGE_ENDINGS, IMAGE_SUFFIXES, kind_of
 from granular.aio.datasources.parquet.source import (
     ParquetDataSource,
@@ -40,6 +40,7 @@ from granular.aio.paths.path import Path, is_pattern
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import adapters
 from granular.aio.pipeline.nodes.elements import Map
+from granular.aio.pipeline.nodes.indices import LONGEST
 from granular.aio.pipeline.nodes.source import Source, nbytes
 from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
 from granular.aio.runtime.tasks import gather, outcome, start_task
@@ -52,7 +53,6 @@ from granular.indexing import Ints
 Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'images', 'huggingface', 'granular']
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
 
-_LONGEST: Final = 1 << 48  # what is longer is made of parts or batches of a source that repeats without end
 _ENDINGS: Final = (*ENDINGS, '.arrow')
 _CHUNK: Final = 4 * MiB
 _SAMPLE: Final = 64 * MiB  # limit for the bytes of the sample
@@ -200,7 +200,7 @@ async def _open(source: Any, reading: Reading) -> RecordSource:
     if isinstance(source, str | os.PathLike | PurePath):
         return await _open_address(Path(source), reading)
     if reading.split is not None:
-        raise InvalidArgumentError('split: expected the address of a folder or a pattern of files to choose from')
+        raise no_split(f'a {type(source).__name__}')
     if isinstance(source, list | tuple) and source and all(isinstance(path, str | os.PathLike) for path in source):
         paths = [Path(path) for path in source]
         return await _open_list(paths, f'{paths[0]} and {len(paths) - 1} more', reading)
@@ -221,7 +221,7 @@ async def _open_object(source: Any, reading: Reading) -> RecordSource:
         if is_stored(reader := getattr(source, 'aio', source)):
             return _of_dataset(reader)
         node = adapters.convert(source)
-        if node.endless or len(node) > _LONGEST:
+        if node.endless or len(node) > LONGEST:
             raise InvalidArgumentError(f'{name}: is endless: limit it, with a length or a slice')
         if node.sparse:
             return RecordSource(name, 'iterable', items=_filtered(node))
@@ -267,7 +267,7 @@ async def _open_address(path: Path, reading: Reading) -> RecordSource:
         return await _open_found(found, reading)
     if not (await path.stat()).is_dir:
         if reading.split is not None:
-            raise InvalidArgumentError(f'split: expected a folder or a pattern of files to choose from, got {path}')
+            raise no_split(f'{path}')
         return await _open_list([path], f'{path}', reading)
     return await _open_folder(path, reading)
 
@@ -281,7 +281,7 @@ async def _open_folder(folder: Path, reading: Reading) -> RecordSource:
         return await _open_saved(folder)
     if kind == 'granular' or (kind is None and ('spec.json' in names or await has_shards(folder, entries))):
         if reading.split is not None:
-            raise InvalidArgumentError(f'split: {folder} is a dataset of granular, which has none')
+            raise no_split(f'the dataset {folder}')
         reader = await open_dataset(folder, None)
         return _of_dataset(reader, reader)
     is_data = any(_kind_of(entry.name) for entry in entries)
@@ -304,14 +304,16 @@ async def _open_folder(folder: Path, reading: Reading) -> RecordSource:
 async def _open_found(found: Discovery, reading: Reading) -> RecordSource:
     if reading.warns:
         found.warn()
+    size = sum(entry.size for entry in found.entries)
     if found.format == 'images':
-        images = await offload(ImageFolder, found)
-        node = adapters.convert(images)
-        opened = RecordSource(found.name, 'images', node, size=images.size, folders=[found.path], images=('image',))
-        opened.files = await offload(lambda: _digest_of(images.files()))
+        images = await offload(images_of, found)
+        node, folders = adapters.convert(images), [found.path]
+        opened = RecordSource(found.name, 'images', node, size=size, folders=folders, images=images.fields)
+        opened.columns = images.columns
+        opened.files = await offload(lambda: _digest_of((entry.key, entry.size) for entry in found.entries))
         return opened
     opened = await _open_format(Files.from_discovery(found), found.format, reading)
-    opened.size = sum(entry.size for entry in found.entries)
+    opened.size = size
     opened.files = _digest_of((f'{path}', entry.size) for path, entry in zip(found.paths, found.entries, strict=True))
     return opened
 

@@ -24,6 +24,22 @@ def column_of(types: Sequence[Any], is_missing: bool, has_nulls: bool) -> Column
     return Column('' if '' in kinds else common_type(kinds), nullable)
 
 
+def has_nulls(column: Any) -> bool:
+    """Return whether a column in Arrow, or its lists and structs, have nulls."""
+    return any(_nulls_in(chunk) for chunk in column.chunks)
+
+
+def _nulls_in(array: Any) -> bool:
+    pa = import_extra('pyarrow', 'parquet')
+    if isinstance(array.type, pa.BaseExtensionType):
+        return _nulls_in(array.storage)
+    if array.null_count:
+        return True
+    if pa.types.is_struct(array.type):
+        return any(map(_nulls_in, array.flatten()))
+    return pa.types.is_nested(array.type) and not pa.types.is_map(array.type) and _nulls_in(array.flatten())
+
+
 def _kind(kind: Any, has_nulls: bool, depth: int = 0) -> str:
     """Return the type for values that ``values_of`` returns; empty for bytes that may be files, and unknown types."""
     types = import_extra('pyarrow', 'parquet').types

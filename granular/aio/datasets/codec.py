@@ -171,7 +171,8 @@ def keys_error(
 ) -> DatapointKeysError:
     missing, extra = sorted(spec.keys() - datapoint.keys()), sorted(datapoint.keys() - spec.keys(), key=str)
     texts = [f'{text} {keys}' for text, keys in (('missing keys', missing), ('unknown keys', extra)) if keys]
-    return DatapointKeysError(f'{name}: datapoint {index}: {", ".join(texts)}{hint}')
+    expected = f'{name}: expected the keys {sorted(spec)}'
+    return DatapointKeysError(f'{expected}: datapoint {index}: {", ".join(texts)}{hint}')
 
 
 async def encode_datapoint(

@@ -164,7 +164,8 @@ class DatasetWriter(DatapointWriter):
                 raise SpecError(f'{self._name}: exists with spec {existing}, which is not {self._spec}')
         if foreign := [name for name in entries.keys() - bag_files - {'spec.json'} if not name.startswith('.')]:
             raise AlreadyExistsError(
-                f'{self._name}: exists and holds files that are not part of this dataset: {sorted(foreign)[:5]}'
+                f'{self._name}: exists and holds files that are not part of this dataset: {sorted(foreign)[:5]}: '
+                f'choose another folder, or remove them'
             )
         if reason := explain(entries) or await find_dataset_above(self.directory):
             raise AlreadyExistsError(f'{self._name}: {reason}')

@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from granular import formats
@@ -15,7 +15,7 @@ from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.datasets.shards import describe_unfinished, shards_of
 from granular.aio.datasources.arguments import Paths
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource, files_of_parts
-from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, of_pattern
+from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, no_split, of_pattern
 from granular.aio.datasources.discovery.names import ENDINGS, format_of, kind_of
 from granular.aio.datasources.indexed_files import IndexedFiles, files_of
 from granular.aio.datasources.parquet.source import ParquetDataSource
@@ -41,6 +41,7 @@ CLASSES: Final[Mapping[str, Any]] = {
 }
 """The readers of files by their format, of which ``ENDINGS`` has the ends of their names."""
 
+_STORE: Final = 'options of the store, such as config, key or endpoint_url, belong to granular.Path(...)'
 _PACKED: Final = ('.tar.gz', '.tgz', '.tar.zst', '.tar.xz', '.tar.bz2')
 _LOOKED_AT: Final = 1000  # files of a folder with the name of a shard
 _UNPACK: Final = (
@@ -99,6 +100,7 @@ async def open(  # noqa: A001
     """
     if format is not None and format not in CLASSES:
         raise InvalidArgumentError(f'format: expected one of {", ".join(CLASSES)}, got {format!r:.100}')
+    _refuse_options(path, options)
     if isinstance(path, list | tuple):
         files = [Path(file, fs=fs) for file in path]
         _refuse_split(split, counted(len(files), 'file'))
@@ -126,9 +128,31 @@ async def open(  # noqa: A001
     return await _open_folder(folder, format, split, decoders, options)
 
 
+def _refuse_options(path: Paths, options: Mapping[str, Any]) -> None:
+    """Raise ``InvalidArgumentError`` for options that no reader has, before anything is asked for."""
+    readers = (DatasetReader, ShardedDatasetReader, BagReader, *CLASSES.values())
+    known = {name for reader in readers for name in _options(reader)}
+    if unknown := sorted(options.keys() - known):
+        close = [f'for {name}, pass {" or ".join(found)}' for name in unknown if (found := _similar(name, known))]
+        name = counted(len(path), 'file') if isinstance(path, list | tuple) else f'{Path(path)}'
+        raise InvalidArgumentError(
+            f'{name}: unknown options {unknown}: {"; ".join(close) or f"expected some of {sorted(known)}"}; {_STORE}'
+        )
+
+
+def _similar(name: str, known: Iterable[str]) -> list[str]:
+    import difflib  # here, as importing it takes longer than opening a dataset
+
+    return difflib.get_close_matches(name, sorted(known), 2)
+
+
+def _options(cls: Any) -> list[str]:
+    return [name for name in inspect.signature(cls).parameters if name not in ('directory', 'source', 'paths')]
+
+
 def _refuse_split(split: str | None, name: str) -> None:
     if split is not None:
-        raise InvalidArgumentError(f'split: expected a folder or a pattern of files to choose from, got {name}')
+        raise no_split(name)
 
 
 async def _open_folder(
@@ -259,14 +283,13 @@ def _not_one_format(name: str, files: Sequence[Path]) -> InvalidArgumentError:
 
 
 async def _open(cls: Any, path: Any, decoders: Any, options: dict[str, Any]) -> Opened:
-    accepted = [name for name in inspect.signature(cls).parameters if name not in ('directory', 'source', 'paths')]
+    accepted = _options(cls)
     if 'decoders' in accepted or (decoders is not None and decoders is not formats.decoders):
         options = {'decoders': decoders, **options}
     if unknown := sorted(options.keys() - accepted):
         name = path.name if isinstance(path, Files) else path[0] if isinstance(path, list) else path
         raise InvalidArgumentError(
-            f'{cls.__name__} of {name}: unknown options {unknown}: expected some of {accepted}; options of the store, '
-            f'such as config or endpoint_url, belong to granular.Path(...)'
+            f'{cls.__name__} of {name}: unknown options {unknown}: expected some of {accepted}; {_STORE}'
         )
     reader: Opened = cls(path, **options)
     await ensure_open(reader)

@@ -62,9 +62,9 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
 
     _format: str  # a key of ``ENDINGS``
 
-    def __init__(self, paths: Paths | Files) -> None:
+    def __init__(self, paths: Paths | Files, *, split: str | None = None) -> None:
         super().__init__()
-        self._take(Files.of(paths))
+        self._take(Files.of(paths, split))
         self._name = self._files.name
         self._file_indices: list[Index] = []
         self._kept: list[object] = []  # what keeps the files open

@@ -430,7 +430,7 @@ def _refusal(head: Head, body: bytes | bytearray, name: str) -> GranularError | 
     if status in (404, 410):
         return NotFoundError(f'{name}: no such object (status {status})')
     if status in (401, 403) or code in _EXPIRED:
-        denied = AccessDeniedError(f'{name}: access denied (status {status}, {detail}): {_remedy(code, detail)}')
+        denied = AccessDeniedError(f'{name}: access denied (status {status}, {detail}): {_remedy(name, code, detail)}')
         if code == 'RequestTimeTooSkewed':
             return RecoverableError(denied, 'skewed', head.headers.get('date', ''))
         return RecoverableError(denied, 'expired') if status == 401 or code in _EXPIRED else denied
@@ -450,8 +450,10 @@ def _refusal(head: Head, body: bytes | bytearray, name: str) -> GranularError | 
     return RetryableError(error, throttled=status in (429, 503), after=_retry_after(head))
 
 
-def _remedy(code: str, detail: str) -> str:
-    """Return what to do where access is denied, by the code of the store and its message."""
+def _remedy(name: str, code: str, detail: str) -> str:
+    """Return what to do where access is denied, by the address, the code of the store and its message."""
+    if name.startswith(('http://', 'https://')):
+        return 'check the address, which may have expired, or pass headers= to granular.Path, such as Authorization'
     if code in _ARCHIVED:
         return 'it is archived: restore it first, as with `aws s3api restore-object`'
     if 'not authorized to perform' in detail:  # the message names the user and the right that is missing

@@ -16,6 +16,7 @@ from granular.aio.pipeline.nodes.stacking import NUMBERS, array_of_texts, checke
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import DatapointError
+from granular.formats.base import no_array
 
 Batch = dict[str, NDArray[Any]]
 Spec = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -162,6 +163,8 @@ def _as_array(key: str, value: Any, step: int) -> NDArray[Any]:
             f'step {step}, key {key!r}: numpy would change values of this {type(value).__name__} of {kinds}: make each '
             f'a key of its own in a transform, or make them equal'
         ) from None
+    except (TypeError, RuntimeError) as error:
+        raise DatapointError(f'step {step}, key {key!r}: {no_array(value, error)}') from error
     except ValueError as error:
         parts = ', '.join(getattr(value, '_fields', ['of different shapes']))  # a named tuple has names
         raise DatapointError(

@@ -20,6 +20,7 @@ from granular.aio.pipeline.streams.repeating import Limited, Repeated
 from granular.aio.pipeline.streams.stream import Stream, Unchanged
 from granular.aio.pipeline.streams.windows import WindowShuffled
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import name_of
 from granular.errors import InvalidArgumentError
 
 _UNCHANGED: Final = elements.Filter, elements.Handled, Unchanged, Limited, Repeated, WindowShuffled
@@ -41,6 +42,10 @@ class ShapeDtypeStruct:
 
     shape: tuple[int | None, ...]
     dtype: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        # A class such as np.int64 is a dtype, too.
+        object.__setattr__(self, 'dtype', np.dtype(self.dtype))
 
 
 @answering()
@@ -92,7 +97,7 @@ async def _spec_of(stage: Any) -> Any:
         fn = stage.fn if isinstance(stage, elements.Function) else stage.method
         output_spec = getattr(getattr(fn, '__self__', fn), 'output_spec', None)
         if callable(output_spec):
-            return await offload(output_spec, await _spec_of(stage.parents[0]))
+            return _checked(await offload(output_spec, await _spec_of(stage.parents[0])), output_spec)
     return await _of_first(stage)
 
 
@@ -112,6 +117,20 @@ async def _of_first(stage: Any) -> Any:
             if element is not None:
                 return _spec_of_element(element)
     raise InvalidArgumentError(f'{stage.describe()} has no elements')
+
+
+def _checked(spec: Any, output_spec: Any) -> Any:
+    """Return the spec of a method ``output_spec``; raise ``InvalidArgumentError`` for leaves that are no specs."""
+
+    def check(leaves: Any) -> Any:
+        if isinstance(leaves[0], type) or not (hasattr(leaves[0], 'shape') and hasattr(leaves[0], 'dtype')):
+            raise InvalidArgumentError(
+                f'{name_of(output_spec)}.output_spec: expected a granular.ShapeDtypeStruct(shape, dtype) for each '
+                f'leaf, got {leaves[0]!r:.100}'
+            )
+        return leaves[0]
+
+    return None if spec is None else combine([spec], check)
 
 
 def _spec_of_element(element: Any) -> Any:

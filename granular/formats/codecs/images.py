@@ -23,6 +23,7 @@ _JPEG: Final = b'\xff\xd8\xff'
 _SCALES: Final = (8, 4, 2)  # the divisors of both sides at which libjpeg decodes directly
 # Colour spaces of JPEG files that simplejpeg decodes. CMYK is left to Pillow, which knows Adobe's inverted files.
 _COLOURS: Final = ('YCbCr', 'RGB', 'Gray')
+_BMP_HEADERS: Final = (12, 40, 52, 56, 64, 108, 124)  # lengths of the header behind that of the file
 _RAW: Final = b'raw1'
 # Bits per pixel of Pillow's modes; a row of mode 1 ends with a whole byte.
 _BITS: Final = {
@@ -44,7 +45,13 @@ def image_type(data: Buffer) -> str:
         return 'jpg'
     if head.startswith((b'\x89PNG\r\n\x1a\n', b'GIF87a', b'GIF89a')) or (head[:4], head[8:12]) == (b'RIFF', b'WEBP'):
         return 'png'
-    return 'png' if head.startswith(b'BM') and int.from_bytes(head[2:6], 'little') == len(data) else ''
+    return 'png' if is_bmp(bytes(data[:18]), len(data)) else ''
+
+
+def is_bmp(head: bytes, size: int) -> bool:
+    """Return whether a file is a BMP, by its first 18 bytes: not by the size in it, which some programs write wrong."""
+    pixels, header = (int.from_bytes(head[at : at + 4], 'little') for at in (10, 14))
+    return head.startswith(b'BM') and header in _BMP_HEADERS and 14 + header <= pixels <= size
 
 
 def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
@@ -76,18 +83,12 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
                 f'{format}: expected an array or the bytes of a file, got the path {value!r:.200}: read it'
             )
         array = as_array(value)
-        channels = array.shape[2:] if array.ndim == 3 else ()
-        fits = array.dtype == np.uint8 and (channels in ((), (3,)) or (kind == 'png' and channels in ((2,), (4,))))
-        fits |= kind == 'png' and array.dtype in (np.uint16, np.bool_) and channels == ()
-        if array.ndim not in (2, 3) or not fits or 0 in array.shape:
-            remedy = ''
-            if array.dtype.kind == 'f':
-                remedy = ': (255 * array).astype(numpy.uint8) converts values from 0 to 1'
-            elif array.ndim == 3 and array.shape[0] == 3:
-                remedy = ': array.transpose(1, 2, 0) moves the channels'
+        if not _fits(array, kind):
+            form = f'uint8 of shape (height, width) or (height, width, {"2, 3 or 4" if kind == "png" else "3"})'
+            deep = ', or of uint16 or bool of shape (height, width)' if kind == 'png' else ''
             raise EncodeError(
-                f'{format}: expected an image of uint8 of shape (height, width) or (height, width, 3'
-                f'{" or 4" if format == "png" else ""}), got {array.dtype} of shape {array.shape}{remedy}'
+                f'{format}: expected an image of {form}{deep}, got {array.dtype} of shape {array.shape}: '
+                f'{_remedy_for(array, kind)}'
             )
         image = image_module.fromarray(array)
     options = {'quality': quality} if kind == 'jpg' else {}
@@ -95,8 +96,31 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
     try:
         image.save(stream, format={'jpg': 'jpeg'}.get(format, format).upper(), **options)
     except (OSError, KeyError, ValueError) as error:
-        raise EncodeError(f'an image of mode {image.mode} and size {image.size} as {format}: {error}') from error
+        raise EncodeError(
+            f"an image of mode {image.mode} and size {image.size} as {format}: {error}: image.convert('RGB') makes one "
+            f"of 8 bits, and the type 'array' takes numpy.asarray(image)"
+        ) from error
     return stream.getvalue()
+
+
+def _fits(array: NDArray[Any], kind: str) -> bool:
+    """Return whether an image file of a type can have the pixels of an array."""
+    if array.ndim not in (2, 3) or 0 in array.shape:
+        return False
+    channels = array.shape[2] if array.ndim == 3 else 0
+    if array.dtype == np.uint8:
+        return channels in ((0, 2, 3, 4) if kind == 'png' else (0, 3))
+    return kind == 'png' and array.dtype in (np.uint16, np.bool_) and channels == 0
+
+
+def _remedy_for(array: NDArray[Any], kind: str) -> str:
+    if array.ndim == 3 and array.shape[2] == 1 and _fits(array[..., 0], kind):
+        return 'array[..., 0] removes the last axis'
+    if array.ndim == 3 and _fits(array.transpose(1, 2, 0), kind):
+        return 'array.transpose(1, 2, 0) moves the channels'
+    if array.dtype.kind == 'f':
+        return '(255 * array).astype(numpy.uint8) converts values from 0 to 1'
+    return f'the type {"png" if _fits(array, "png") else "array"!r} stores it as it is'
 
 
 def decode_image(

@@ -13,7 +13,7 @@ import numpy as np
 from granular.aio.bags.identity import FileIdentity, Identity, PinnedSource
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
-from granular.aio.datasources.discovery.discover import Files
+from granular.aio.datasources.discovery.discover import Files, no_split
 from granular.aio.datasources.indexed_files import SequenceSource, bytes_from, read_files
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
@@ -96,6 +96,7 @@ class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
         of records (``'s3://bucket/train.array_record[100:200]'``), or objects as ``FileInstruction`` of TensorFlow
         Datasets.
       verify: False to leave the hashes of the index and of the chunks unchecked.
+      split: the split to read, such as ``'train'``, of a folder or pattern that has files of several.
 
     Raises:
       CorruptError: if a file is not an ArrayRecord file, or is damaged.
@@ -103,7 +104,9 @@ class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
       OutOfRangeError: if a file has fewer records than requested.
     """
 
-    def __init__(self, paths: FileSpec | Sequence[FileSpec] | Files, verify: bool = True) -> None:
+    def __init__(
+        self, paths: FileSpec | Sequence[FileSpec] | Files, verify: bool = True, *, split: str | None = None
+    ) -> None:
         super().__init__()
         self._verify = verify
         if isinstance(paths, Files):
@@ -114,9 +117,11 @@ class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
                 raise InvalidArgumentError('ArrayRecordDataSource: expected one file or more, got none')
             self._parts = [_parse_spec(spec) for spec in specs]
             if specs is not paths and self._parts[0].whole:
-                paths = Files.of(self._parts[0].path)
+                paths = Files.of(self._parts[0].path, split)
         # The files of a folder or a pattern; None if files were given, or parts of them.
         self._files = paths if isinstance(paths, Files) else None
+        if split is not None and self._files is None:
+            raise no_split(f'{len(self._parts)} files or parts of files')
         self._file_indices: dict[Path, Index] = {}
         self._kept: list[object] = []  # what keeps the files open
         self._stops: Ints = np.zeros(0, np.int64)
@@ -137,6 +142,7 @@ class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
         digest, parts = hashlib.sha256(), self._parts
         if self._files is not None and self._files.found is not None:
             parts = [Part(self._files.found.path, 0, -1, whole=True)]
+            digest.update(self._files.found.split.encode())
         for part in parts:
             digest.update(os.fsencode(f'{part.path}[{part.start}:{-1 if part.whole else part.stop}]\n'))
         first, count = f'{parts[0].path}', len(parts)

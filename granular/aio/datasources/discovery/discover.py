@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from granular._words import counted, logger
 from granular.aio.datasources.arguments import Paths, as_paths, name_of
 from granular.aio.datasources.discovery.hive import partitions_of
+from granular.aio.datasources.discovery.image_table import ImageTable, read_tables, tables_among
 from granular.aio.datasources.discovery.names import (
     check_split,
     hidden_part,
@@ -29,7 +30,6 @@ MOST: Final = 1_000_000
 """Files and folders that are listed at most."""
 
 _SHOWN: Final = 3  # names in an error or a warning
-_METADATA: Final = 'metadata.'  # files of labels beside images, as in Hugging Face's ImageFolder
 
 LeftOut = Mapping[str, str]
 
@@ -52,6 +52,8 @@ class Discovery:
       left_out: why other files are left out, by their names relative to the folder.
       quiet: those of them that need no warning.
       classes: the folder of the folders of classes of images, relative, with a slash at its end; or empty.
+      table: the records of images, if tables beside them list these.
+      split: the split that was chosen; or empty.
     """
 
     path: Path
@@ -61,10 +63,12 @@ class Discovery:
     left_out: LeftOut
     quiet: frozenset[str]
     classes: str = ''
+    table: ImageTable | None = None
+    split: str = ''
 
     @property
     def name(self) -> str:
-        return f'{self.path}'
+        return f'{self.path} ({self.split})' if self.split else f'{self.path}'
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -108,7 +112,25 @@ async def in_folder(folder: Path, format: str = '', split: Any = None) -> Discov
         files = await _files_in(tree, f'{folder}')
     chosen = _Chosen(folder, folder, files, format, split)
     chosen.refuse_folders()
-    return chosen.result()
+    found = chosen.result()
+    if not chosen.tables:
+        return found
+    table = await read_tables(folder, chosen.tables, chosen.files_of_tables(), found.name)
+    if split is not None:
+        table = table.among({entry.key for entry in found.entries})
+    return _of_table(found, table)
+
+
+def _of_table(found: Discovery, table: ImageTable) -> Discovery:
+    """Return what was found, with the images that a table lists, and others left out."""
+    entries = table.entries()
+    keys = {entry.key for entry in entries}
+    others = [entry.key for entry in found.entries if entry.key not in keys]
+    reason = f'not in {table.names[0]}' if len(table.names) == 1 else 'in no table of images'
+    left_out = {**found.left_out, **{relative_name(found.base, key): reason for key in others}}
+    for entry in entries:  # also those of names that are otherwise left out
+        left_out.pop(relative_name(found.base, entry.key), None)
+    return dataclasses.replace(found, entries=tuple(entries), left_out=left_out, table=table)
 
 
 async def of_pattern(pattern: Path, format: str = '', split: Any = None) -> Discovery:
@@ -149,10 +171,15 @@ class _Chosen:
         self._left_out: dict[str, str] = {}
         self._quiet: set[str] = set()
         self._classes = ''
+        self._files = files
+        self.tables: list[Entry] = []  # of images
         known = self._known(files, format)
+        if format in ('', 'images') and not pattern:
+            known = self._take_tables(known)
         self._format = format or self._format_of(known)
         self._taken = self._of_format(known)
-        self._choose_split(None if split is None else check_split(split))
+        self._split = '' if split is None else check_split(split)
+        self._choose_split(self._split or None)
 
     def result(self) -> Discovery:
         entries = tuple(sorted((candidate.entry for candidate in self._taken), key=lambda entry: entry.key))
@@ -160,8 +187,9 @@ class _Chosen:
         if self._format != 'images':
             refuse_generations(paths, self._name)
             refuse_gaps(paths, self._name, self._pattern.rpartition('/')[2] or '*')
+        quiet = frozenset(self._quiet)
         return Discovery(
-            self._path, self._base, self._format, entries, self._left_out, frozenset(self._quiet), self._classes
+            self._path, self._base, self._format, entries, self._left_out, quiet, self._classes, split=self._split
         )
 
     def _leave_out(self, relative: str, reason: str, quiet: bool = False) -> None:
@@ -189,6 +217,19 @@ class _Chosen:
         for relative, _, _ in unknown:
             self._leave_out(relative, 'of no format that is read')
         return known
+
+    def _take_tables(self, known: list[_Candidate]) -> list[_Candidate]:
+        """Take the tables of images out of the files, and of those that are left out."""
+        images = [candidate.entry for candidate in known if candidate.kind == 'images']
+        self.tables = tables_among(self._files, images) if images else []
+        names = {relative_name(self._base, entry.key) for entry in self.tables}
+        for name in names:
+            self._left_out.pop(name, None)
+        return [candidate for candidate in known if candidate.relative not in names]
+
+    def files_of_tables(self) -> dict[str, Entry]:
+        """Return the files that tables of images may name, by their keys."""
+        return {entry.key: entry for entry in self._files}
 
     def _format_of(self, files: Sequence[_Candidate]) -> str:
         """Return the one format of files; raise ``InvalidArgumentError`` if there are several."""
@@ -219,9 +260,10 @@ class _Chosen:
         found = sorted(set(splits) - {''})
         if wanted is None and len(found) > 1 and len(split_in(self._pattern)) < 2:
             examples = [f'{split!r} ({relatives[splits.index(split)]})' for split in found]
+            others = ', to convert' if self._format == 'images' else ', or a pattern or a list of the files to read'
             raise InvalidArgumentError(
                 f'{self._name}: has files of the splits {", ".join(examples)}: pass one of them, as in '
-                f'split={found[-1]!r}, to open or convert, or a pattern or a list of the files to read'
+                f'split={found[-1]!r}{others}'
             )
         if wanted is not None:
             if wanted not in found:
@@ -233,8 +275,18 @@ class _Chosen:
                     self._leave_out(candidate.relative, reason)
             pairs = zip(self._taken, splits, strict=True)
             self._taken = [candidate for candidate, split in pairs if split == wanted]
-        if self._format == 'images':
+        if self.tables:
+            self._choose_tables(wanted)
+        elif self._format == 'images':
             self._find_classes(depth)
+
+    def _choose_tables(self, wanted: str | None) -> None:
+        """Leave out the tables of which no image is of the split."""
+        kept = tables_among(self.tables, [candidate.entry for candidate in self._taken])
+        for table in self.tables:
+            if table not in kept:
+                self._leave_out(relative_name(self._base, table.key), f'of another split than {wanted!r}')
+        self.tables = kept
 
     def _find_classes(self, depth: int) -> None:
         """Find the folder that holds those of the classes, and leave out images that are in none of them."""
@@ -270,6 +322,11 @@ class _Chosen:
             )
 
 
+def no_split(name: str) -> InvalidArgumentError:
+    """Return the error for a split of something else than a folder or a pattern."""
+    return InvalidArgumentError(f'split: expected a folder or a pattern of files to choose from, got {name}')
+
+
 @dataclasses.dataclass(frozen=True)
 class Files:
     """The files of a source: those that were given, or those that are found when it is opened.
@@ -280,6 +337,7 @@ class Files:
       found: what was found; None for files that were given.
       is_final: False until they are found.
       parts: the slices of them to take once they are found.
+      split: the split to choose; empty for that of all files.
     """
 
     name: str
@@ -287,14 +345,18 @@ class Files:
     found: Discovery | None = None
     is_final: bool = True
     parts: tuple[slice, ...] = ()
+    split: str = ''
 
     @classmethod
-    def of(cls, paths: 'Paths | Files') -> 'Files':
+    def of(cls, paths: 'Paths | Files', split: Any = None) -> 'Files':
         """Return the files that a user passed: of one path, it is not known yet whether it is a file."""
         if isinstance(paths, Files):
             return paths
         given = as_paths(paths)
-        return cls(name_of(given), given, is_final=isinstance(paths, list | tuple) or len(given) > 1)
+        is_final = isinstance(paths, list | tuple) or len(given) > 1
+        if split is not None and is_final:
+            raise no_split(counted(len(given), 'file'))
+        return cls(name_of(given), given, is_final=is_final, split='' if split is None else check_split(split))
 
     @classmethod
     def from_discovery(cls, found: Discovery) -> 'Files':
@@ -308,7 +370,11 @@ class Files:
             return self
         await self.paths[0].store.ready()
         if await is_pattern(self.paths[0]):
-            return self._found(await of_pattern(self.paths[0], format))
+            return self._found(await of_pattern(self.paths[0], format, self.split or None))
+        if self.split:
+            if (files := await self.in_folder(format)) is None:
+                raise no_split(self.name)
+            return files
         return self._sliced(dataclasses.replace(self, is_final=True, parts=()))
 
     async def in_folder(self, format: str) -> 'Files | None':
@@ -316,7 +382,9 @@ class Files:
         if self.is_final:
             return None
         stat = await self.paths[0].store.find(self.paths[0].key)
-        return self._found(await in_folder(self.paths[0], format)) if stat is not None and stat.is_dir else None
+        if stat is None or not stat.is_dir:
+            return None
+        return self._found(await in_folder(self.paths[0], format, self.split or None))
 
     def _found(self, found: Discovery) -> 'Files':
         if not found.entries:

@@ -23,6 +23,9 @@ MAGIC: Final = b'PAR1'
 TAIL: Final = 8  # bytes after the footer: its length and the magic
 _ENCRYPTED: Final = b'PARE'
 _DECRYPT: Final = 'write it again without encryption, by pyarrow.parquet and its decryption_properties'
+# The beginning of a footer: the field of the schema, a list, and the fields of the version and of the schema.
+_SCHEMA: Final = b'\x29'
+_VERSION: Final = b'\x15\x02\x19'
 # Writers whose chunks exceed their declared length by the dictionary header (PARQUET-816).
 _OLD: Final = re.compile(r'parquet-mr version (0|1\.[01]|1\.2\.[0-8])\b')
 _EXCESS: Final = 100  # bytes
@@ -67,6 +70,7 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
     ``UnsupportedError`` if two columns have the same name, or some are encrypted.
     """
     pa, parquet = import_extra('pyarrow', 'parquet'), import_extra('pyarrow.parquet', 'parquet')
+    tail = _with_version(tail)
     try:
         metadata = parquet.read_metadata(pa.BufferReader(tail))
         names = tuple(metadata.schema.to_arrow_schema().names)
@@ -91,6 +95,14 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
     footer = Footer(size, version, path, metadata, names, leaves, excess, np.cumsum(rows, dtype=np.int64))
     _check_chunks(footer)
     return footer
+
+
+def _with_version(tail: bytes) -> bytes:
+    """Return a footer with a version, which pyarrow requires, and some writers leave out."""
+    if not tail.startswith(_SCHEMA):
+        return tail
+    footer = _VERSION + tail[len(_SCHEMA) : -TAIL]
+    return footer + len(footer).to_bytes(TAIL - len(MAGIC), 'little') + tail[-len(MAGIC) :]
 
 
 def _check_chunks(footer: Footer) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 
 from granular._lazy import import_extra
 from granular.aio.datasources.indexed_files import read_files
-from granular.aio.datasources.parquet.arrow_values import values_of
 from granular.aio.datasources.parquet.file import Footer, chunk_ranges, decode, null_count, weight
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
 from granular.aio.runtime.loop_resources import PerLoop
@@ -18,6 +17,7 @@ from granular.aio.runtime.pools import CORES
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores import Request
 from granular.errors import CorruptError, DatapointError
+from granular.formats.arrow_values import values_of
 from granular.indexing import Ints, grouped, placed
 
 T = TypeVar('T')

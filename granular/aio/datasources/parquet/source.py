@@ -46,6 +46,7 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
       columns: the names of the columns to read, in the order wanted; all by default.
       cache_bytes: limit on the bytes of decoded columns in the LRU cache; 0 for no cache.
       hive: False to ignore the columns in the names of folders, such as ``day=3``, below a folder or pattern.
+      split: the split to read, such as ``'train'``, of a folder or pattern that has files of several.
 
     Raises:
       CorruptError: if a file is not a Parquet file, or is damaged.
@@ -65,9 +66,10 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
         cache_bytes: int = CACHE,
         *,
         hive: bool = True,
+        split: str | None = None,
     ) -> None:
         import_extra('pyarrow', 'parquet')
-        super().__init__(paths)
+        super().__init__(paths, split=split)
         names = tuple(columns) if isinstance(columns, Iterable) and not isinstance(columns, str) else None
         if columns is not None and (names is None or not all(type(name) is str for name in names)):
             raise InvalidArgumentError(f'columns: expected a sequence of names, got {columns!r:.100}')

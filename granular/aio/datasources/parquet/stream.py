@@ -382,7 +382,7 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
       read_options: the threads, and the number of rows to prepare ahead; by default about 16 MiB of rows, by the first
         row group.
       on_error: policy for a row that fails to be read, as in ``MapDataset.to_iter_dataset``.
-      hive: as for ``ParquetDataSource``.
+      hive, split: as for ``ParquetDataSource``.
     """
 
     @answering()
@@ -396,9 +396,10 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
         read_options: ReadOptions | None = None,
         on_error: OnError = 'raise',
         hive: bool = True,
+        split: str | None = None,
     ) -> None:
         cycle_length = check_integer('cycle_length', cycle_length, 1)
         read_ahead = check_integer('read_ahead', read_ahead, 0)
-        data = ParquetDataSource(path, columns, read_ahead, hive=hive)
+        data = ParquetDataSource(path, columns, read_ahead, hive=hive, split=split)
         rows = ParquetRows(data, cycle_length, read_ahead, read_options)
         super().__init__(ReadRows(rows, read_options, on_error=on_error))

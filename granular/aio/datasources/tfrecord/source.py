@@ -39,6 +39,7 @@ class TFRecordDataSource(SequenceSource[bytes], IndexedFiles[Index, bytes]):
     Args:
       paths: a file, a folder, a pattern, or a sequence of files, not compressed. ``TFRecordIterDataset`` reads
         compressed files, in order.
+      split: the split to read, such as ``'train'``, of a folder or pattern that has files of several.
 
     Raises:
       CorruptRecordError: if a checksum is wrong, or a file is truncated or is not a TFRecord file.

@@ -58,6 +58,7 @@ class TFRecordIterDataset(IterDataset[bytes]):
 
     Args:
       path: a file, a folder, a pattern, or a sequence of files.
+      split: the split to read, such as ``'train'``, of a folder or pattern that has files of several.
 
     Raises:
       CorruptError: if a checksum is wrong, or a file is truncated or is not a TFRecord file; it names the file and the
@@ -65,8 +66,8 @@ class TFRecordIterDataset(IterDataset[bytes]):
     """
 
     @answering()
-    def __init__(self, path: Paths | Files) -> None:
-        super().__init__(_Records(Files.of(path)))
+    def __init__(self, path: Paths | Files, *, split: str | None = None) -> None:
+        super().__init__(_Records(Files.of(path, split)))
 
 
 class _Records(Stream):

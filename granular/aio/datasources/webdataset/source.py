@@ -48,6 +48,7 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
       decoders: by field, or by the part after its last dot, the function that decodes a member's bytes, such as
         ``granular.decoders``; fields without a decoder (by default all) are bytes. The decoder of ``jpg`` also decodes
         ``jpeg``, that of ``png`` also ``webp``, ``gif`` and ``bmp``, and with one of ``array``, ``npy`` is an array.
+      split: the split to read, such as ``'train'``, of a folder or pattern that has files of several.
 
     Raises:
       CorruptError: if a file is not a tar file, or is truncated.
@@ -56,8 +57,8 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
 
     _format = 'webdataset'
 
-    def __init__(self, paths: Paths | Files, decoders: Decoders = None) -> None:
-        super().__init__(paths)
+    def __init__(self, paths: Paths | Files, decoders: Decoders = None, *, split: str | None = None) -> None:
+        super().__init__(paths, split=split)
         if decoders is not None and not isinstance(decoders, Mapping):
             raise InvalidArgumentError(f'decoders: expected a mapping from fields to functions, got {decoders!r:.100}')
         self._decoders = decoders

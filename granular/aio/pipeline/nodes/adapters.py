@@ -23,6 +23,7 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import await_user, refuse_deferred
 from granular.errors import ClosedError, DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
+from granular.formats.arrow_values import rows_of
 from granular.metrics import timing
 
 
@@ -53,7 +54,9 @@ def convert(source: Any) -> Source:
     for name in ('fetch', '__getitems__', '_getitems'):
         if callable(method := getattr(source, name, None)):
             refuse_deferred(method, yields=True)
-            return _Blocking(source, name)
+            form = getattr(source, 'format', None)
+            is_arrow = name == '__getitems__' and isinstance(form, Mapping) and form.get('type') == 'arrow'
+            return _Tables(source, name) if is_arrow else _Blocking(source, name)
     if type(source) in (list, tuple, range) or isinstance(source, np.ndarray):
         return _InMemory(source)
     if callable(source):
@@ -198,6 +201,14 @@ class _Blocking(_Adapter):
         if unknown := [field for field in fields if field not in column_names]:
             raise UnknownKeyError(f'unknown columns {unknown}: there are {column_names}')
         return type(self)(select_columns(list(fields)), self._method)
+
+
+class _Tables(_Blocking):
+    """A Hugging Face dataset with the format of Arrow, which has tables: rows have values as of Parquet files."""
+
+    async def _fetch(self, indices: ArrayLike) -> list[Any]:
+        steps = np.asarray(indices).tolist()
+        return await offload(lambda: rows_of(self.root[steps]))
 
 
 class _Called(_Adapter):

@@ -28,6 +28,8 @@ from granular.indexing import MOST, Ints, Seed, check_integer, check_seed, indic
 from granular.shuffle import Blocks, Order, Permutation, Sequential, permute
 
 ENDLESS: Final = sys.maxsize
+LONGEST: Final = 1 << 48
+"""The length of the longest source that is not made of parts or batches of one that is repeated infinitely."""
 """The length of an infinitely repeated dataset."""
 
 

@@ -196,9 +196,10 @@ def length_of(source: Any) -> int:
         raise
     except TypeError:
         name = source.describe() if isinstance(source, Source) else type(source).__name__
-        raise InvalidArgumentError(
-            f'{name} has no length: give it a __len__, or pass length= to sources.Epochs'
-        ) from None
+        remedy = 'give it a __len__, or pass length= to sources.Epochs'
+        if any(kind.__name__ == 'IterableDataset' for kind in type(source).__mro__):  # of torch or Hugging Face
+            remedy = 'it is a stream: make a dataset of it by granular.convert(stream, directory), and open that'
+        raise InvalidArgumentError(f'{name} has no length: {remedy}') from None
     except OverflowError:
         raise InvalidArgumentError(
             f'{type(source).__name__}: expected a length below 2**63: take a part of it'

@@ -17,6 +17,7 @@ from granular.aio.runtime.buffers import uninitialised
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import name_of
 from granular.errors import DatapointError, InvalidArgumentError
+from granular.formats.base import no_array
 from granular.indexing import check_integer
 
 _REMEDY: Final = 'make them equal in a map, or pass batch_fn'
@@ -101,7 +102,7 @@ def stack_leaves(datapoints: Sequence[Any], out: NDArray[Any] | None = None) -> 
             stacked = np.array(datapoints)
         else:
             stacked = np.stack(datapoints)
-    except TypeError as error:
+    except (TypeError, RuntimeError) as error:
         raise _of_no_dtype(datapoints, error) from None
     except ValueError:
         odd = next((i for i, datapoint in enumerate(datapoints) if np.shape(datapoint) != np.shape(first)), None)
@@ -167,7 +168,12 @@ def _check_dtypes(datapoints: Sequence[Any], common: np.dtype[Any] | None = None
             raise DatapointError(f'datapoint {i} of a batch, of {array.dtype}, does not fit into {common}: {_REMEDY}')
 
 
-def _of_no_dtype(datapoints: Sequence[Any], error: TypeError) -> DatapointError:
+def _of_no_dtype(datapoints: Sequence[Any], error: Exception) -> DatapointError:
+    for i, datapoint in enumerate(datapoints):
+        try:
+            np.asarray(datapoint)
+        except (TypeError, RuntimeError) as reason:
+            return DatapointError(f'datapoint {i} of a batch: {no_array(datapoint, reason)}')
     _check_dtypes(datapoints)
     return DatapointError(f'the datapoints of a batch have no dtype in common: {error}: {_REMEDY}')
 

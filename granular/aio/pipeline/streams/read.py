@@ -9,7 +9,7 @@ from granular.aio.execution.failures import Errors, Failure, Handler, OnError
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
-from granular.aio.pipeline.nodes.indices import IndexNode, Repeat, Slice, check_finite, part_of
+from granular.aio.pipeline.nodes.indices import LONGEST, IndexNode, Repeat, Slice, part_of
 from granular.aio.pipeline.nodes.patterns import nested
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
 from granular.aio.pipeline.position import FREE, EvenTurns, Terms, Turns
@@ -121,7 +121,11 @@ class Read(Stream):
         if not epoch:
             return self
         length = len(self.source)
-        check_finite(self.source, f'epoch {epoch}', 'leave out repeat(), or call it of the stream')
+        if length > LONGEST:
+            raise InvalidArgumentError(
+                f'epoch {epoch}: the dataset is repeated infinitely: leave out repeat(), or call it of the stream, as '
+                f'in dataset.batch(64).to_iter_dataset().repeat()'
+            )
         return self.over([Slice(Repeat(self.source, None), slice(epoch * length, (epoch + 1) * length))])
 
     def roots(self) -> 'list[Read]':

@@ -20,9 +20,10 @@ _DENIED_CODES: Final = (
 # What no other attempt changes, with the remedy.
 _PERMANENT: Final[Mapping[tuple[str, ...], str]] = {
     ('SSOError', 'TokenRetrievalError'): ': log in with `aws sso login`, and --profile for another profile',
+    ('ProfileNotFound',): ': check AWS_PROFILE, or profile=, against `aws configure list-profiles`',
     ('LoginError',): ': log in with `aws login`, and --profile for another profile',
     (
-        *('NoCredentialsError', 'PartialCredentialsError', 'ProfileNotFound', 'ConfigNotFound', 'ConfigParseError'),
+        *('NoCredentialsError', 'PartialCredentialsError', 'ConfigNotFound', 'ConfigParseError'),
         *('UnknownCredentialError', 'InvalidConfigError', 'RefreshWithMFAUnsupportedError', 'NoAuthTokenError'),
         *('UnknownTokenProviderError', 'ParamValidationError'),
     ): '',

@@ -52,6 +52,12 @@ def values_of(column: Any) -> list[Any]:
     return values.tolist() if values.dtype == object else list(values)  # numbers stay numpy scalars
 
 
+def rows_of(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of an Arrow table, with values as ``values_of`` returns."""
+    names = table.column_names
+    return [dict(zip(names, row, strict=True)) for row in zip(*map(values_of, table.columns), strict=True)]
+
+
 def _limits(offsets: Any) -> list[tuple[int, int]]:
     """Return the start and end of each list in the flattened values."""
     return list(itertools.pairwise(offsets.to_numpy(zero_copy_only=False).tolist()))
