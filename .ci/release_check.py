@@ -61,6 +61,7 @@ assert granular.open('x.parquet')[1] == {'x': 2}
 """,
     'speedups': 'import simplejpeg, uvloop',
     'arrayrecord': 'import brotli, zstandard',
+    'all': 'import adlfs, botocore, brotli, google.auth, PIL, pyarrow, typer, zstandard',
     'huggingface': 'import datasets',
     'redis': 'granular.RedisCache',
 }

@@ -98,7 +98,13 @@ class AccessDeniedError(GranularError, PermissionError):
 
 
 class StoreError(GranularError, OSError):
-    """The store or the connection to it failed."""
+    """The store or the connection to it failed.
+
+    Attributes:
+      of_object: True if the store answered other requests meanwhile, so that it is the failure of one object.
+    """
+
+    of_object: bool = False
 
 
 class StoreTimeoutError(StoreError, TimeoutError):

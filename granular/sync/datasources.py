@@ -76,5 +76,6 @@ def open(  # noqa: A001
     fs: Any = None,
     **options: Any,
 ) -> Opened:
-    counterpart = run(detect.open(path, decoders, format=format, split=split, fs=fs, **options), immediate=True)
+    opening = detect.open(path, decoders, format=format, split=split, fs=fs, **options)
+    counterpart = run(opening.coroutine, immediate=True)
     return cast(Opened, reopened(_CLASSES[type(counterpart).__name__], counterpart))

@@ -77,7 +77,7 @@ class Path(PurePath):
         A written file appears when it is closed, and not at all if its ``with`` block ends with an error, or if it is
         never closed.
         """
-        file = run(self.aio.open(mode), immediate=mode == 'rb')
+        file = run(self.aio.open(mode).coroutine, immediate=mode == 'rb')
         raw = _RawReader(file) if mode == 'rb' else _RawWriter(file, f'{self}')
         return cast(BinaryIO, io.BufferedReader(raw, MiB) if mode == 'rb' else _BufferedWriter(raw, MiB))
 

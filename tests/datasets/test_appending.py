@@ -101,7 +101,7 @@ def test_append_that_fails_while_publishing_keeps_the_dataset_readable(request, 
     folder = server.new_bucket() / 'ds'
     write(folder, 10)
     with WriteProxy(server) as proxy:
-        writer = open_writer(proxy.place(folder, granular.IOConfig(attempts=2, backoff=0.001)))
+        writer = open_writer(proxy.place(folder, granular.IOConfig(attempts=2, backoff=0.001, retry_time=0.5)))
         for i in range(10, 13):
             writer.append(point(i))
         down = False
@@ -128,7 +128,7 @@ def test_append_that_cannot_check_its_claim_leaves_the_finished_shards_and_no_ma
     folder = fakegcs.new_bucket() / 'ds'
     write(folder, 10)
     with WriteProxy(fakegcs) as proxy:
-        writer = open_writer(proxy.place(folder, granular.IOConfig(attempts=2, backoff=0.001)))
+        writer = open_writer(proxy.place(folder, granular.IOConfig(attempts=2, backoff=0.001, retry_time=0.5)))
         writer.append(point(10))
         assert marker(folder).exists()
         proxy.plan = lambda call: 'status 500' if call.method == 'GET' and '.writer.' in call.path else ''

@@ -1,6 +1,7 @@
 """Publishing of datasets: by one of several writers, verified, and never a spec over missing bags."""
 
 import asyncio
+import dataclasses
 import gc
 import json
 import os
@@ -368,7 +369,8 @@ def test_ambiguous_spec_write_keeps_its_bags(request, store, layout):
     server = request.getfixturevalue(store)
     folder = server.place() / 'ds'
     with WriteProxy(server) as proxy:
-        writer = granular.DatasetWriter(proxy.place(folder, CONFIG), SPEC, granular.encoders, layout)
+        config = dataclasses.replace(CONFIG, retry_time=0.5)
+        writer = granular.DatasetWriter(proxy.place(folder, config), SPEC, granular.encoders, layout)
         fill(writer, 3)
         proxy.arm('lost', 6, down=True)
         with pytest.raises(StoreError, match=r'spec\.json: not known to be published.*bags were left.*discard'):

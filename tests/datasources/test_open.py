@@ -1,5 +1,6 @@
 """``granular.open`` and the errors that name it."""
 
+import asyncio
 import io
 import re
 import tarfile
@@ -69,9 +70,24 @@ async def test_open_gives_the_reader_of_what_is_there(folder, name):
         assert type(reader) is getattr(granular, KINDS[name])
         assert len(reader) == 10
         first = reader.fetch([3])[0]
-    async with await aio.open(f'{folder / name}') as twin:
-        assert type(twin) is getattr(aio, KINDS[name])
-        assert repr((await twin.fetch([3]))[0]) == repr(first)
+    for opening in aio.open(f'{folder / name}'), await aio.open(f'{folder / name}'):
+        async with opening as twin:
+            assert type(twin) is getattr(aio, KINDS[name])
+            assert repr((await twin.fetch([3]))[0]) == repr(first)
+        assert twin.closed
+    twin = await asyncio.create_task(aio.open(f'{folder / name}'))
+    await twin.aclose()
+
+
+async def test_opening_that_fails_raises_its_error(tmp_path):
+    with pytest.raises(NotFoundError):
+        await aio.open(tmp_path / 'none')
+    with pytest.raises(NotFoundError):
+        async with aio.open(tmp_path / 'none'):
+            raise AssertionError
+    with pytest.raises(NotFoundError):
+        async with aio.Path(tmp_path / 'none').open():
+            raise AssertionError
 
 
 def test_open_decodes_by_default(folder):

@@ -5,6 +5,7 @@ Tests of races look inside the pool: which connection it opens, keeps or watches
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import gc
 import ssl
@@ -214,7 +215,7 @@ async def test_connection_lost_before_its_first_request_is_replaced(server, monk
 
 
 async def test_idle_connections_are_watched_after_a_connect(server, monkeypatch):
-    remote, pool = await pooled(server, IMPATIENT)
+    remote, pool = await pooled(server, dataclasses.replace(IMPATIENT, retry_time=1.0))
     look_up = pool._addresses
 
     async def slowly(origin):

@@ -17,8 +17,8 @@ def bucket(tmp_path_factory):
     return root
 
 
-def read(bucket, hosts, model, seconds, seed=0, batch=8, attempts=10):
-    config = granular.IOConfig(max_gap=0, attempts=attempts)
+def read(bucket, hosts, model, seconds, seed=0, batch=8):
+    config = granular.IOConfig(max_gap=0)
     return Run(bucket, hosts, model, Program('data', batch=batch, config=config), seed).run(seconds)
 
 
@@ -43,8 +43,7 @@ def test_hosts_that_start_together_send_few_requests_in_vain(bucket, seed):
 def test_rate_returns_after_an_outage_without_a_burst(bucket, how):
     rate, peaks = 4 * SHARE, []
     for seed in range(3):
-        # Without a connection, ten attempts may end in less than the 20 s of the outage: then the host fails.
-        run = read(bucket, 4, Model(rate=rate, outage=(20.0, 40.0, how)), 70, seed, attempts=20)
+        run = read(bucket, 4, Model(rate=rate, outage=(20.0, 40.0, how)), 70, seed)
         assert sum(run.line('done')[22:40]) == 0
         assert np.mean(run.line('done')[60:]) > 0.9 * rate
         assert run.share(0, 70)['failed hosts'] == 0

@@ -1,15 +1,34 @@
 """An outage of a whole store is bounded by time, and the failure of one object by attempts."""
 
+import asyncio
+import contextlib
+import functools
 import multiprocessing
+import os
 import re
 import socket
+import ssl
+import urllib.parse
 
 import pytest
+import trustme
 
 import granular
+from granular import aio
 from granular.aio.runtime.replied import has_replied, replied_servers
-from granular.errors import GranularError, StoreError
+from granular.errors import GranularError, StoreError, WorkerError
 from tests.support.faults import DATA, FaultServer, md5_etag
+from tests.support.outages import (
+    DOMAIN,
+    KINDS,
+    OPERATIONS,
+    FailedAttempts,
+    OutageProxy,
+    Outcome,
+    Places,
+    named,
+    survive,
+)
 
 LONG = 40  # failed requests in a row, four times as many as attempts
 CONFIG = {'backoff': 0.001, 'backoff_cap': 0.002, 'retry_time': 600, 'hedge': 0}
@@ -64,15 +83,18 @@ def test_outage_ends_with_its_time(server):
     assert attempts_of(caught.value) > 20
 
 
-@pytest.mark.parametrize('attempts', [1, 2, 5, 9])
-def test_fewer_attempts_bound_an_outage_too(server, attempts):
+@pytest.mark.parametrize('attempts', [1, 2, 5])
+def test_time_alone_bounds_an_outage_however_few_attempts_there_are(server, attempts):
     one = path(server, 'http', config=granular.IOConfig(attempts=attempts, **CONFIG))
     one.read_range(0, 5)
     server.script.extend([('status', 500)] * LONG)
-    with pytest.raises(StoreError) as caught:
-        one.read_range(0, 5)
-    assert len(server.script) == LONG - attempts
-    assert attempts == 1 or attempts_of(caught.value) == attempts
+    assert one.read_range(5, 10) == DATA[5:10]
+    once = path(server, 'http', config=granular.IOConfig(attempts=attempts, **{**CONFIG, 'retry_time': 0}))
+    once.read_range(0, 5)
+    server.script.extend([('status', 500)] * LONG)
+    with pytest.raises(StoreError):
+        once.read_range(0, 5)
+    assert len(server.script) >= LONG - 2  # the request, and the question whether the store answers
 
 
 @pytest.mark.parametrize('store', ['s3', 'gs', 'http'])
@@ -128,6 +150,65 @@ def test_workers_inherit_the_servers_that_have_replied(server, method, monkeypat
     assert set(known) <= set(next(iter(dataset.mp_prefetch(options))))
 
 
+def read_or_die(url, died, step):
+    """Read in one worker, end it, and return in its successor which servers have replied."""
+    if step == 0:
+        granular.Path(url).read_range(0, 5)
+    elif step == 1 and not died.exists():
+        died.touch()
+        os._exit(1)
+    return replied(step)
+
+
+@pytest.mark.parametrize('method', ['spawn', 'fork'])
+def test_successors_of_workers_inherit_the_servers_that_have_replied(server, method, tmp_path):
+    port = urllib.parse.urlsplit(server.endpoint).port
+    read = functools.partial(read_or_die, f'{server.endpoint}/bucket/object', tmp_path / 'died')
+    options = granular.MultiprocessingOptions(num_workers=1, start_method=method)
+    with iter(granular.MapDataset.range(3).map(read).to_iter_dataset().mp_prefetch(options)) as steps:
+        with pytest.raises(WorkerError):
+            list(steps)
+        assert (False, '127.0.0.1', port, None) in list(steps)[-1]
+
+
+class Files:
+    """A data source with a file for each element."""
+
+    def __init__(self, files):
+        self.files = files
+
+    def __len__(self):
+        return len(self.files)
+
+    async def fetch(self, indices):
+        return [await aio.Path(self.files[i]).read_range(0, 5) for i in indices]
+
+
+@pytest.mark.parametrize('store', ['s3', 'gs', 'http'])
+@pytest.mark.parametrize('in_function', [False, True])
+@pytest.mark.parametrize('fault', [('status', 500), 'reset'], ids=str)
+def test_one_bad_object_is_skipped_only_while_the_store_answers_for_others(server, store, in_function, fault):
+
+    def elements(seconds):
+        config = granular.IOConfig(**{**CONFIG, 'retry_time': seconds, 'attempts': 4})
+        files = [path(server, store, f'{i}', config) for i in range(5)]
+        files[0].read_range(0, 5)
+        dataset = granular.MapDataset.source(Files(files))
+        if in_function:
+            dataset = granular.MapDataset.range(5).map(lambda i: files[i].read_range(0, 5))
+        server.script.extend([fault] * 100_000)
+        return iter(dataset.to_iter_dataset(on_error='skip'))
+
+    server.aim = '3'
+    with elements(600) as others:
+        assert len(list(others)) == 4
+        assert [index for index, _ in others.errors] == [3]
+    server.aim = ''
+    server.script.clear()
+    with elements(0.2) as none, pytest.raises(StoreError):
+        list(none)
+
+
 def test_datasets_are_read_through_an_outage(tmp_path):
     with granular.DatasetWriter(tmp_path / 'd', {'x': 'int'}) as writer:
         for i in range(200):
@@ -153,3 +234,32 @@ def test_datasets_are_read_through_an_outage(tmp_path):
         granular.convert(root, tmp_path / 'converted')
         with granular.open(tmp_path / 'converted') as reader:
             assert len(reader) == 200
+
+
+@pytest.fixture(scope='module')
+def authority():
+    return trustme.CA()
+
+
+@pytest.mark.parametrize('kind', KINDS)
+async def test_operations_lose_nothing_while_the_store_is_away(kind, fakegcs, authority, tmp_path):
+    """The outage of each operation ends once a request has failed more often than attempts permit."""
+    certificate, tls = tmp_path / 'authority.pem', ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.cert_pem.write_to_path(certificate)
+    authority.issue_cert(f'*.{DOMAIN}').configure_cert(tls)
+    settings = {**CONFIG, 'concurrency': 3, 'backoff_cap': 0.02, 'first_byte_timeout': 0.3 if kind == 'silence' else 60}
+    with contextlib.ExitStack() as stack:
+        proxies = [stack.enter_context(OutageProxy(fakegcs.endpoint, kind, 502, tls)) for _ in OPERATIONS]
+        stack.enter_context(named(proxies))
+        failed = stack.enter_context(FailedAttempts())
+
+        async def outcome(proxy, operation):
+            direct = await asyncio.to_thread(fakegcs.new_bucket)
+            options = {**fakegcs.options, 'endpoint_url': proxy.address, 'tls_verify': f'{certificate}'}
+            proxied = aio.Path(f'{direct}', config=granular.IOConfig(**settings), **options)
+            places = Places(proxied, direct)
+            await asyncio.to_thread(places.prepare)
+            return await survive(proxy, places, operation, failed.reach(f'{direct}', granular.IOConfig().attempts + 1))
+
+        outcomes = await asyncio.gather(*map(outcome, proxies, OPERATIONS))
+    assert dict(zip(OPERATIONS, outcomes, strict=True)) == dict.fromkeys(OPERATIONS, Outcome(0, 0))

@@ -7,6 +7,7 @@ import itertools
 import os
 import pathlib
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from tests.support.fault_proxy import FaultProxy
 from tests.support.faults import DATA, FaultServer
 
 CONTENT = bytes(range(200))
-QUICK = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=3)
+QUICK = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=3, retry_time=0.2)
 
 
 @pytest.fixture(params=['moto', 'seaweed', 'fakegcs'])
@@ -248,6 +249,9 @@ def test_each_method_of_the_base_class_has_a_decision():
     assert methods == IMPLEMENTED | REFUSED | INHERITED.keys()
     assert not IMPLEMENTED & REFUSED
     assert not (IMPLEMENTED | REFUSED) & INHERITED.keys()
+    page = (ROOT / 'docs/frameworks.md').read_text(encoding='utf-8').partition("of fsspec's base class, all")[2]
+    rows = [line for line in page.partition('\n\n|')[2].partition('\n\n')[0].splitlines() if '`' in line]
+    assert [set(re.findall(r'`(\w+)`', row)) for row in rows] == [IMPLEMENTED, {*INHERITED}, REFUSED]
 
 
 @pytest.mark.parametrize('name', INHERITED)
@@ -455,6 +459,7 @@ PROGRAM = """
 import multiprocessing, os, pickle, sys, warnings
 import fsspec
 import granular.integrations.fsspec
+from tests import ROOT
 
 fs = fsspec.filesystem('granular+s3', endpoint_url=sys.argv[1], anon=True)
 

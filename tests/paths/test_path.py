@@ -657,7 +657,7 @@ async def test_async_files_read_and_write(root):
         await file.write(b'world')
         with pytest.raises(UnsupportedError, match='writing only'):
             await file.read()
-    async with await (path / 'x').open() as file:
+    async with (path / 'x').open() as file:
         assert await file.read(5) == b'hello'
         assert file.seek(-5, 2) == 6
         for whence in (-1, 3):

@@ -30,7 +30,7 @@ QUERY = (
     f'X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential={KEY}%2F20260101&X-Amz-Security-Token={TOKEN}'
     f'&X-Amz-Signature={SIGNATURE}'
 )
-QUICK = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=2)
+QUICK = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=2, retry_time=0.2)
 IMPATIENT = dataclasses.replace(QUICK, first_byte_timeout=0.1, read_timeout=0.1)
 
 ECHO = (
@@ -281,7 +281,7 @@ def test_command_line_reveals_no_secrets(command, monkeypatch, capsys, tmp_path,
 async def test_async_api_reveals_no_secrets(logged):
     with FaultServer() as server:
         path = aio.Path(str(places(server.endpoint)['presigned']), config=QUICK)
-        server.script.extend([('status', 500)] * 9)
+        server.script.extend([('status', 500)] * 1000)
         with pytest.raises(GranularError) as caught:
             await asyncio_gathered(path)
         clean(''.join(traceback.format_exception(caught.value)))

@@ -326,7 +326,9 @@ async def test_a_new_blob_whose_reply_is_lost_or_false_is_published(folder, prox
 def test_lasting_faults_are_errors(folder, proxy, fault, kind, message):
     (folder / 'x').write_bytes(DATA)
     proxy.plan = lambda call: fault
-    config = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=2, first_byte_timeout=0.1, read_timeout=0.1)
+    config = granular.IOConfig(
+        backoff=0.001, backoff_cap=0.01, attempts=2, first_byte_timeout=0.1, read_timeout=0.1, retry_time=0.2
+    )
     path = through(proxy, folder / 'x', config)
     for call in (lambda: path.read_range(5, 5000), path.stat, lambda: path.write_bytes(b'x')):
         if fault == 'after cut' and call is not path.stat:

@@ -209,7 +209,7 @@ def test_words_of_the_store_reach_the_user(name, operation):
                 await writer.drain()
 
     options = {'key': 'k', 'secret': 's'} if name.startswith('s3') else {'token': 'anon'}
-    config = granular.IOConfig(attempts=2, backoff=0.001)
+    config = granular.IOConfig(attempts=2, backoff=0.001, retry_time=0.2)
     with Refusing() as refusing:
         path = granular.Path(f'{name[:2]}://bucket/data', endpoint_url=refusing.endpoint, config=config, **options)
         with pytest.raises(GranularError) as caught:

@@ -75,7 +75,7 @@ def test_errors_of_stores_have_path_and_status(store, request, tmp_path):
 @pytest.mark.parametrize('status', [400, 401, 403, 404, 407, 410, 412, 429, 500, 503])
 def test_errors_of_refused_requests_have_the_status(status):
     with FaultServer() as server:
-        path = granular.Path(f'{server.endpoint}/x', config=granular.IOConfig(attempts=1))
+        path = granular.Path(f'{server.endpoint}/x', config=granular.IOConfig(attempts=1, retry_time=0))
         server.script.extend([('status', status)] * 20)
         error = raised_by(path.read_bytes)
     assert (error.status, error.path) == (status, f'{path}')

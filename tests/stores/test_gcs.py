@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import random
 import threading
@@ -33,11 +34,11 @@ from tests.support.small_parts import PART, small_parts
 from tests.support.tables import cover
 from tests.support.uploads import publish
 
-CONFIG = small_parts(
-    granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=4, first_byte_timeout=20, read_timeout=20)
-)
+USUAL_PARTS = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=4, first_byte_timeout=20, read_timeout=20)
+CONFIG = small_parts(USUAL_PARTS)
+LASTING = small_parts(dataclasses.replace(USUAL_PARTS, retry_time=0.2))
 SILENT = small_parts(
-    granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=2, first_byte_timeout=0.1, read_timeout=0.1)
+    dataclasses.replace(USUAL_PARTS, retry_time=0.2, attempts=2, first_byte_timeout=0.1, read_timeout=0.1)
 )
 SMALL, LARGE = b'content', bytes(range(256)) * (11 << 8)  # one request, three parts
 CONTENT = {'one request': SMALL, 'parts': LARGE}
@@ -146,14 +147,14 @@ def test_operations_survive_one_fault_of_any_request(proxy, fakegcs, monkeypatch
 
 # Families of faults that stay.
 UNUSABLE = ('page empty', 'page html', 'page json', 'after page html', 'cut')
-LASTING = (UNUSABLE, ('reset', 'after reset', 'status 500'), ('status 404', 'redirect'), ('hang',))
+STAYING = (UNUSABLE, ('reset', 'after reset', 'status 500'), ('status 404', 'redirect'), ('hang',))
 
 
-@pytest.mark.parametrize(('name', 'fault'), cover([list(READS), list(WRITES)], LASTING))
+@pytest.mark.parametrize(('name', 'fault'), cover([list(READS), list(WRITES)], STAYING))
 def test_lasting_fault_is_an_error_and_loses_nothing(proxy, fakegcs, tmp_path, other_host, name, fault):
     call, expected = (READS | WRITES)[name]
     direct = write_files(fakegcs.place())
-    root = proxied(proxy, direct, SILENT if fault == 'hang' else CONFIG)
+    root = proxied(proxy, direct, SILENT if fault == 'hang' else LASTING)
     word = f'redirect {other_host.endpoint}/x' if fault == 'redirect' else fault
     proxy.plan = lambda call: word
     began = time.monotonic()
@@ -596,7 +597,7 @@ def test_object_replaced_while_it_is_copied_is_an_error(proxy, fakegcs):
     assert not (direct / 'd').exists()
 
 
-@pytest.mark.parametrize('fault', list(itertools.chain(*LASTING)))
+@pytest.mark.parametrize('fault', list(itertools.chain(*STAYING)))
 def test_failed_bucket_creation_is_an_error(proxy, fakegcs, other_host, fault):
     options = {**fakegcs.options, 'endpoint_url': proxy.endpoint}
     bucket = granular.Path(f'gs://test-unmade-{time.time_ns()}', config=SILENT, **options)

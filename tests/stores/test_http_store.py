@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import ssl
 
 import pytest
@@ -18,10 +19,12 @@ from granular.errors import (
     UnsupportedError,
 )
 from tests.support.faults import DATA, FaultServer
+from tests.support.loop_server import read_head
 from tests.support.tables import cover
 
 QUICK = granular.IOConfig(backoff=0.001, attempts=3, first_byte_timeout=0.5, read_timeout=0.5)
 IMPATIENT = granular.IOConfig(backoff=0.001, attempts=3, first_byte_timeout=0.15, read_timeout=0.15)
+BRIEF = dataclasses.replace(IMPATIENT, retry_time=0.5)
 SECRETS = {'X-Api-Key': 'planted', 'Authorization': 'planted', 'Cookie': 'planted', 'User-Agent': 'mine'}
 
 
@@ -103,15 +106,15 @@ def test_every_operation_ends_at_circular_redirects(server, name):
 @pytest.mark.parametrize('name', ['list', 'glob', 'walk', 'stat', 'exists', 'is_dir'])
 def test_listing_and_stat_time_out_and_are_retried(server, name):
     call, line = OPERATIONS[name]
-    path = granular.Path(f'{server.endpoint}/object', config=IMPATIENT)
+    path, brief = (granular.Path(f'{server.endpoint}/object', config=config) for config in (IMPATIENT, BRIEF))
     for fault in ('reset', ('status', 503), 'hang', ('raw', b'HTTP/1.1 200 OK\n\n')):
         server.script.extend([fault, line])
         call(path)
         assert not server.script
     for fault, error in (('hang', StoreTimeoutError), ('reset', StoreError), (('status', 403), AccessDeniedError)):
-        server.script.extend([fault] * 9)
+        server.script.extend([fault] * 1000)
         with pytest.raises(error, match='pass headers= to' if error is AccessDeniedError else None):
-            call(path)
+            call(brief)
         server.script.clear()
 
 
@@ -188,13 +191,43 @@ def test_pages_that_are_no_listing_name_the_ways_without_one(server):
         assert list(path.iterdir()) == []
 
 
-def test_entries_whose_kind_the_page_does_not_say_are_asked_for(server):
-    path = granular.Path(f'{server.endpoint}/folder', config=QUICK)
-    server.script.extend([page('000000', 'a.txt', 'file'), ('redirect', '/folder/000000/'), page('x'), 'good'])
-    _, folders, files = next(iter(path.walk()))
-    assert sorted(folders + files) == ['000000', 'a.txt', 'file']
-    assert len(folders) == 1  # which of the two that are asked at once meets the redirect is left open
-    assert 'a.txt' in files
+class Folders(FaultServer):
+    """A server of a page of names without slashes, which redirects those of folders, and counts the HEAD requests."""
+
+    def __init__(self, names, folders, slashless=False):
+        super().__init__()
+        self.names, self.folders, self.slashless, self.asked = names, folders, slashless, []
+
+    async def serve(self, reader, writer):
+        while True:
+            method, target, _ = await read_head(reader)
+            name = target.strip('/').rpartition('/')[2]
+            slash = target.endswith('/')
+            if method == 'HEAD':
+                self.asked.append(name)
+            if (name in self.folders or name == 'folder') and slash == self.slashless:
+                moved = target.rstrip('/') + ('' if self.slashless else '/')
+                writer.write(f'HTTP/1.1 301 X\r\nLocation: {moved}\r\nContent-Length: 0\r\n\r\n'.encode())
+                continue
+            base = '/folder/' if self.slashless else ''
+            body = ''.join(f'<a href="{base}{name}">' for name in self.names).encode()
+            head = f'HTTP/1.1 200 X\r\nContent-Type: text/html\r\nContent-Length: {len(body)}\r\n\r\n'
+            writer.write(head.encode() + (b'' if method == 'HEAD' else body))
+
+
+def test_entries_whose_kind_the_page_does_not_say_are_asked_for():
+    files = [f'{i}.tar' for i in range(20)] + ['README']
+    folders = ['000000', 'v1.0', 'v2.0', 'w.data', '.hidden']
+    with Folders([*files, *folders], folders) as server:
+        _, found, others = next(iter(granular.Path(f'{server.endpoint}/folder', config=QUICK).walk()))
+    assert (sorted(found), sorted(others)) == (sorted(folders), sorted(files))
+    assert {*server.asked} == {'0.tar', 'README', *folders}  # of the names that end alike, one
+
+
+def test_folder_that_is_redirected_to_its_name_without_a_slash_has_what_its_page_links_to():
+    with Folders(['a.tar', 'sub/', 'b.tar'], [], slashless=True) as server:
+        names = [entry.name for entry in granular.Path(f'{server.endpoint}/folder', config=QUICK).iterdir()]
+    assert names == ['a.tar', 'b.tar', 'sub']
 
 
 NO_LISTINGS = {

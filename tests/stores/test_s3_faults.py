@@ -50,8 +50,10 @@ USUAL_PARTS = granular.IOConfig(
     hedge=0.0, part_size=5 << 20,
 )  # fmt: skip
 QUICK = small_parts(USUAL_PARTS)
-TWO_ATTEMPTS = small_parts(dataclasses.replace(USUAL_PARTS, attempts=2))
-IMPATIENT = small_parts(dataclasses.replace(USUAL_PARTS, attempts=2, first_byte_timeout=0.5, read_timeout=0.5))
+TWO_ATTEMPTS = small_parts(dataclasses.replace(USUAL_PARTS, attempts=2, retry_time=0.2))
+IMPATIENT = small_parts(
+    dataclasses.replace(USUAL_PARTS, attempts=2, retry_time=0.2, first_byte_timeout=0.5, read_timeout=0.5)
+)
 FILES = {name: name.encode() for name in ('a0', 'a1', 'a2', 'a3', 'sub/b0', 'sub/b1')}
 SHARDS = 5
 PAGE = 2  # keys: each listing has several pages
@@ -862,8 +864,8 @@ def test_cancelled_replacement_leaves_the_former_or_the_new_object(server, new_c
 
 @pytest.mark.parametrize('data', [b'small', LARGE], ids=['put', 'join'])
 def test_replacement_that_cannot_be_verified_stays(server, new_case, data):
-    case = new_case(writing)
-    server.plan('head', [('status', 500)] * QUICK.attempts)
+    case = new_case(writing, config=TWO_ATTEMPTS)
+    server.plan('head', stays=('status', 500))
     with pytest.raises(StoreError):
         (case.folder / 'a1').write_bytes(data)
     assert (case.direct / 'in' / 'a1').read_bytes() == data

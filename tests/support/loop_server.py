@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import threading
 from typing import Final, Self
@@ -59,18 +60,36 @@ class LoopServer:
         """Reset all connections."""
         self.loop.call_soon_threadsafe(self._hang_up)
 
+    async def listen(self, tls: ssl.SSLContext | None) -> None:
+        """Accept connections at the server's port, also those that were refused until now. To be awaited on its loop.
+
+        Args:
+          tls: as for the constructor.
+        """
+        self._listener = await self.loop.create_server(self._protocol, '127.0.0.1', self._own_port, ssl=tls)
+
+    def refuse(self) -> None:
+        """Reset all connections, and refuse new ones until ``listen``. To be called on the server's loop."""
+        self._listener.close()
+        self._hang_up()
+
     def _hang_up(self) -> None:
         for transport in list(self._transports):
             transport.abort()
 
     def _run(self, ready: threading.Event) -> None:
         asyncio.set_event_loop(self.loop)
-        server = self.loop.run_until_complete(self.loop.create_server(self._protocol, '127.0.0.1', 0, ssl=self._tls))
-        scheme = 'https' if self._tls else 'http'
-        self.endpoint = f'{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}'
-        self.loop.call_soon(ready.set)
-        self.loop.run_forever()
-        self.loop.run_until_complete(self._end(server))
+        # It keeps the port while connections are refused.
+        with socket.socket() as bound:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(('127.0.0.1', 0))
+            self._own_port = bound.getsockname()[1]
+            self.loop.run_until_complete(self.listen(self._tls))
+            scheme = 'https' if self._tls else 'http'
+            self.endpoint = f'{scheme}://127.0.0.1:{self._own_port}'
+            self.loop.call_soon(ready.set)
+            self.loop.run_forever()
+            self.loop.run_until_complete(self._end(self._listener))
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
 

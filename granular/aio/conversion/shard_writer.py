@@ -17,7 +17,7 @@ from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.readahead import whole_pages
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
-from granular.errors import AlreadyExistsError, EncodeError
+from granular.errors import AlreadyExistsError, EncodeError, StoreError
 from granular.formats.layout import Layout, shard_name
 
 _CHUNK: Final = 4 * MiB
@@ -128,7 +128,7 @@ class ShardWriter:
             try:
                 out.append(self._encode_one(record, number))
             except Exception as error:
-                if not self.skip or not of_datapoint(error):
+                if not self.skip or not of_datapoint(error) or isinstance(error, StoreError):
                     raise
                 self.skipped[getattr(record, 'path', f'datapoint {number}')] = describe_error(error)
         return out

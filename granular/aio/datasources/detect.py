@@ -22,7 +22,7 @@ from granular.aio.datasources.parquet.source import ParquetDataSource
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.webdataset.source import WebDatasetDataSource
 from granular.aio.paths.path import Path, has_optional, is_pattern
-from granular.aio.runtime.lifecycle import ensure_open
+from granular.aio.runtime.lifecycle import ensure_open, opening
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Entry
 from granular.aio.stores.local.writing import final_name
@@ -50,6 +50,7 @@ _UNPACK: Final = (
 )
 
 
+@opening
 @answering()
 async def open(  # noqa: A001
     path: Paths,
@@ -64,7 +65,7 @@ async def open(  # noqa: A001
 
     ::
 
-        async with await granular.aio.open('s3://bucket/train') as reader:
+        async with granular.aio.open('s3://bucket/train') as reader:
             datapoints = await reader.fetch([3, 1, 41])
 
     ======================================================  =======================

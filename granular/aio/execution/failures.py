@@ -89,13 +89,20 @@ class Failure:
 
 
 def of_datapoint(error: Exception) -> bool:
-    """Return whether ``on_error`` applies to an error: not if it comes from the store or the machine."""
+    """Return whether ``on_error`` applies to an error: not if it comes from the store or the machine.
+
+    It does to the failure of one object, while the store answers for others.
+    """
+    if isinstance(error, StoreError):
+        return error.of_object
     return not ends_program(error) and not isinstance(error, OSError | MemoryError | ClosedError)
 
 
 def of_function(error: BaseException) -> bool:
     """Return whether ``on_error`` applies to an error of a user function, which may read from a store itself."""
-    return not isinstance(error, StoreError | MemoryError | ClosedError)
+    if isinstance(error, StoreError):
+        return error.of_object
+    return not isinstance(error, MemoryError | ClosedError)
 
 
 class Handler:

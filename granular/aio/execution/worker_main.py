@@ -20,7 +20,7 @@ import numpy as np
 from granular.aio.execution import shared_memory
 from granular.aio.execution.failures import capturing, portable
 from granular.aio.runtime.forking import after_fork
-from granular.aio.runtime.replied import Server, inherit_replies
+from granular.aio.runtime.replied import Server, inherit_replies, replied_servers
 from granular.aio.runtime.tracebacks import summary
 from granular.aio.runtime.user_functions import CONTROL, await_user, function_error
 from granular.errors import WorkerError
@@ -38,8 +38,9 @@ class Stage(Protocol):
     def record_time(self, count: int, seconds: float) -> None: ...
 
 
-Report = tuple[Metrics, list[tuple[int, float]]]
-"""The metrics of a worker process, and what was added to the times of its stages since the report before."""
+Report = tuple[Metrics, list[tuple[int, float]], list[Server]]
+"""The metrics of a worker process, and since the report before: what was added to the times of its stages, and the
+servers that have replied to it."""
 
 
 class Task(Protocol):
@@ -192,6 +193,7 @@ class _Outbox:
     def __init__(self, pipe: Connection, stages: Sequence[Stage]) -> None:
         self._pipe, self._stages = pipe, stages
         self._reported = [stage.spent_times() for stage in stages]  # stages pickle with their times
+        self._servers = set(replied_servers())
         self._lock = threading.Lock()
         self.memory = shared_memory.Sender()
 
@@ -218,4 +220,6 @@ class _Outbox:
         now = [stage.spent_times() for stage in self._stages]
         added = [(a - c, b - d) for (a, b), (c, d) in zip(now, self._reported, strict=True)]
         self._reported = now
-        return metrics, added
+        servers = [server for server in replied_servers() if server not in self._servers]
+        self._servers.update(servers)
+        return metrics, added, servers

@@ -24,7 +24,7 @@ from granular.aio.execution.worker_main import Report, Stage, Task, work
 from granular.aio.runtime.forking import after_fork, fork_turn, inherited
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.pools import exiting, expect_exit, start_thread
-from granular.aio.runtime.replied import replied_servers
+from granular.aio.runtime.replied import inherit_replies, replied_servers
 from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import offload_whole
 from granular.aio.runtime.tracebacks import summary
@@ -326,8 +326,9 @@ class _Worker:
                 loop.call_soon_threadsafe(_resolve, future, ok, result)
 
     def take_report(self, report: Report) -> None:
-        metrics, added = report
+        metrics, added, servers = report
         self._reports.take(metrics)
+        inherit_replies(servers)
         # A process that could not load the task reports no stages.
         for stage, (count, seconds) in zip(self._stages, added, strict=False):
             if count:

@@ -92,7 +92,7 @@ class Batch:
             return
         download.batch = None
         metrics.bytes += download.got
-        self._transport.answered = download.target
+        self._transport.note_read(download.target)
         moved: float = download.first.moved  # type: ignore[union-attr]
         self._traffic.succeeded(moved)
         self._limit.measure_turn(moved)

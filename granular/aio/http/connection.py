@@ -34,6 +34,14 @@ class StaleError(ConnectionError):
     """A reused connection that cannot serve another request, through no fault of the request."""
 
 
+class CutReplyError(ConnectionResetError):
+    """The connection ended in the body of a reply."""
+
+
+class StalledReplyError(TimeoutError):
+    """The body of a reply came to a halt, or comes at less than the minimum rate."""
+
+
 class PoolClosedError(ConnectionAbortedError):
     """The pool was closed before the request ended, so that no other attempt can succeed."""
 
@@ -254,7 +262,7 @@ class Connection(asyncio.BufferedProtocol):
         if reply is not None and self._left is None and reply.chunks is None and exc is None:
             self._end(exchange, reply)
         elif self.begun:
-            self.fail(ConnectionResetError(f'the connection was closed after {exchange.got} bytes of the body'))
+            self.fail(CutReplyError(f'the connection was closed after {exchange.got} bytes of the body'))
         elif self._used and not self._held:
             self.fail(StaleError('closed while idle'))
         else:
@@ -402,7 +410,7 @@ class Connection(asyncio.BufferedProtocol):
             self._reuse()
         # Never return memory that was not filled.
         if reply.expected is not None and exchange.got != reply.expected:
-            exchange.failed(ConnectionResetError(f'the body ended after {exchange.got} bytes of {reply.expected}'))
+            exchange.failed(CutReplyError(f'the body ended after {exchange.got} bytes of {reply.expected}'))
         else:
             exchange.succeeded(reply.head)
 

@@ -12,7 +12,15 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final, TypeVar
 
 from granular._words import logger
-from granular.aio.http.connection import SCRATCH, Connection, Exchange, PoolClosedError, StaleError, now
+from granular.aio.http.connection import (
+    SCRATCH,
+    Connection,
+    Exchange,
+    PoolClosedError,
+    StaleError,
+    StalledReplyError,
+    now,
+)
 from granular.aio.http.limits import descriptors
 from granular.aio.http.messages import Head, Origin
 from granular.aio.http.proxies import open_tunnel
@@ -56,6 +64,10 @@ class UnreachableError(ConnectionError):
         self.known = has_replied(origin.server)  # True if it has replied to this process before
         self.nameless = nameless  # True if its name does not exist
         super().__init__(reason if self.known else f'{reason}: check its address, such as endpoint_url')
+
+
+class ConnectTimeoutError(TimeoutError):
+    """No connection was established in time."""
 
 
 class Pool:
@@ -174,7 +186,7 @@ class Pool:
                 self._forget_names(origin, addresses)
                 if str(error):
                     raise  # of the system
-                raise TimeoutError(f'no connection to {origin} within {seconds:g} s') from None
+                raise ConnectTimeoutError(f'no connection to {origin} within {seconds:g} s') from None
 
     async def _open_any(self, origin: Origin, addresses: Sequence[str]) -> Connection:
         """Connect to one of the addresses of a host: to the next one as well if one fails, or does not answer soon."""
@@ -309,7 +321,7 @@ class Pool:
                 if connection.moved < time - _KEEP:
                     connection.transport.abort()
             elif (stall := self._stall(connection, exchange, time)) is not None:
-                connection.fail(TimeoutError(stall))
+                connection.fail(StalledReplyError(stall) if connection.begun else TimeoutError(stall))
             elif self._is_slow(connection, exchange, time):
                 self._hedge(exchange)
         busy = bool(self.connections) and not self._closed

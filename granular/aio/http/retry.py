@@ -14,11 +14,11 @@ from typing import Final, Literal, NamedTuple, TypeVar
 
 from granular._redact import hidden
 from granular._words import counted, logger
-from granular.aio.http.connection import PoolClosedError
+from granular.aio.http.connection import CutReplyError, PoolClosedError, StalledReplyError
 from granular.aio.http.download import Download
 from granular.aio.http.limits import Budget, Limit, Pauses
 from granular.aio.http.messages import Head, ProtocolError, http_date
-from granular.aio.http.pool import UnreachableError
+from granular.aio.http.pool import ConnectTimeoutError, UnreachableError
 from granular.config import IOConfig
 from granular.errors import (
     AccessDeniedError,
@@ -50,10 +50,8 @@ _RATE_LIMIT: Final = re.compile(r';\s*r=0\s*;\s*t=(\d{1,9})')  # draft-ietf-http
 _THROTTLED: Final = 0.5  # maximum seconds before the first retry after throttling
 _COST: Final = 5.0  # tokens of the retry budget for a retry
 _COST_AFTER_TIMEOUT: Final = 10.0
-_PATIENT: Final = 10  # attempts from which on the time alone bounds an outage: the default
 _DOUBTFUL: Final = 3  # failures in a row before a store is asked whether it answers
 _ASKED_EVERY: Final = 2.0  # seconds
-_ASKED_FOR: Final = 5.0  # seconds
 _OUTAGE_WAIT: Final = 4.0  # maximum seconds between two attempts while the store answers no request
 _NEVER_REPLIED: Final = 2.0  # times connect_timeout, for which a server is tried that has never replied
 _ATTEMPTS_OF_NO_NAME: Final = 2  # for a host name that does not exist: the first answer of a resolver may be wrong
@@ -105,7 +103,7 @@ class Traffic:
         self.config, self.metrics, self.on_throttling = config, metrics, on_throttling
         self.has_replied, self._ask = has_replied, ask
         self.answered = -math.inf  # time of the last answer that is not the failure of the store
-        self._asked = -math.inf
+        self._asked, self._is_silent = -math.inf, True  # the time of the last question, and its answer
         self.limit = Limit(config.concurrency, config.memory)
         self.budget = Budget()
         self.pauses = Pauses()
@@ -120,21 +118,18 @@ class Traffic:
         if self.pauses.waiting:
             self.pauses.succeeded()
 
-    async def answers(self, since: float) -> bool:
+    async def answers(self, since: float) -> bool | None:
         """Return whether the store has answered a request since a time, or answers one that went well before.
 
-        That is sent every few seconds, for all requests that fail.
+        That is sent every few seconds, for all requests that fail: None until the next one, if the last one went well.
         """
         now = time.monotonic()
         if self.answered <= since and now - self._asked > _ASKED_EVERY:
             self._asked = now
-            try:
-                async with asyncio.timeout(_ASKED_FOR):
-                    if await self._ask():
-                        self.answered = time.monotonic()
-            except (OSError, ProtocolError) as error:
-                logger.debug('the store does not answer: %s', error)
-        return self.answered > since
+            self._is_silent = not await self._ask()
+            if not self._is_silent:
+                self.answered = time.monotonic()
+        return True if self.answered > since else False if self._is_silent else None
 
 
 class _Failure(NamedTuple):
@@ -149,6 +144,7 @@ class _Failure(NamedTuple):
     throttled: bool = False  # True if the store throttles
     patience: float = math.inf  # seconds from the first attempt after which the operation fails
     outage: bool = False  # True if it may be one of the whole store
+    unsent: bool = False  # True if no connection was established, which is never the failure of an object
 
 
 class Attempts:
@@ -161,12 +157,13 @@ class Attempts:
     suspended jobs are.
 
     While the store answers no request at all, an attempt that fails does not count, so that the time alone bounds an
-    outage; unless the settings permit fewer attempts than they do by default.
+    outage: after the first failures in a row, or at the last attempt, the store is asked.
     """
 
     def __init__(self, traffic: Traffic, recover: Recover, name: str, download: Download | None = None) -> None:
         self._traffic, self._recover, self._name, self._download = traffic, recover, name, download
         self._count = 0  # attempts since the last one that made progress, without those of an outage
+        self._sure = 0  # those of them before the store was known to answer last
         self._row = 0  # all attempts since then
         self._sent = 0  # all attempts
         self._bad_replies = 0
@@ -235,35 +232,32 @@ class Attempts:
             self._started = self._renewed = now
         progress = self._record_progress(now)
         cap = config.backoff_cap
-        if failure.outage and await self._is_outage(before):
-            self._count -= 1
-            cap = min(cap, _OUTAGE_WAIT)
+        final = self._count >= failure.attempts
+        # The first failures in a row are counted without asking: most end with them.
+        if failure.outage and (failure.unsent or self._row > min(_DOUBTFUL, config.attempts - 1)):
+            since = self._began if before is None else before
+            match False if failure.unsent else await self._traffic.answers(since):
+                case True:
+                    self._sure, failure.error.of_object = self._count, True
+                case False:
+                    self._count, cap, final = self._sure, min(cap, _OUTAGE_WAIT), False
+                case None:
+                    final = False
             now = time.monotonic()
         wait = max(failure.after, jittered(failure.backoff, cap, self._row))
         left = min(config.retry_time - (now - self._renewed), failure.patience - (now - self._started))
-        if self._count >= failure.attempts or wait > left:
+        if final or wait > left:
             return self._given_up(failure)
         metrics.retried(outcome)
         # Occasional failures are normal for a bucket: warn only from the third consecutive one on.
-        level = logging.INFO if self._count < _WARN_FROM else logging.WARNING
+        level = logging.INFO if self._row < _WARN_FROM else logging.WARNING
         logger.log(level, 'attempt %d failed, retrying in %.2f s: %s', self._sent, wait, failure.error)
         if progress:
-            self._count = self._row = 0  # take no token: an attempt that makes progress does not burden a failing store
+            self._count = self._sure = self._row = 0  # take no token: it does not burden a failing store
         elif not await self._take_tokens(failure, left):
             return self._given_up(failure, ': too many fail')
         await self._wait(failure, wait)
         return None
-
-    async def _is_outage(self, before: float | None) -> bool:
-        """Return whether the store has answered no request since the attempt before failed, at a time.
-
-        The first failures of an operation are those of an outage: only then is the store asked whether it answers.
-        """
-        if self._traffic.config.attempts < _PATIENT:
-            return False
-        if self._row <= _DOUBTFUL or before is None:
-            return self._traffic.answered <= (self._began if before is None else before)
-        return not await self._traffic.answers(before)
 
     def _judge(self, error: Exception) -> _Failure | None:
         """Return what a failed attempt means; None for a permanent error."""
@@ -282,12 +276,10 @@ class Attempts:
                     self._traffic.on_throttling()
                     if self._download is not None:
                         self._download.hedged = False
+                failure = _Failure(error.error, None, *plain, after, outage=self._may_be_outage(error))
                 if not error.throttled or not self._traffic.limit.throttled(time.monotonic()):
-                    return _Failure(error.error, None, *plain, after, outage=_is_of_server(error))
-                backoff = max(config.backoff, _THROTTLED)
-                return _Failure(
-                    error.error, None, config.attempts, _COST, backoff, after, True, outage=_is_of_server(error)
-                )
+                    return failure
+                return failure._replace(backoff=max(config.backoff, _THROTTLED), throttled=True)
             case GranularError():
                 return None
             case ssl.SSLCertVerificationError():
@@ -295,25 +287,41 @@ class Attempts:
                 raise StoreError(f'{name}: {error}: {remedy}') from error
             case PoolClosedError():
                 raise StoreError(f'{name}: {error}') from error
+            case UnreachableError():
+                failure = self._lost(StoreError(f'{name}: {error}'), error.__cause__, error.known)
+                missing = error.nameless and not error.known
+                return failure._replace(unsent=True, attempts=_ATTEMPTS_OF_NO_NAME if missing else config.attempts)
             case TimeoutError():
                 timeout = StoreTimeoutError(f'{name}: no answer: {str(error) or type(error).__name__}')
-                known = self._traffic.has_replied()
-                return _Failure(timeout, error, config.attempts, _COST_AFTER_TIMEOUT, config.backoff, outage=known)
-            case UnreachableError():
-                # A server to which nothing was ever connected is rarely one that restarts: its address is wrong.
-                patience = math.inf if error.known else _NEVER_REPLIED * config.connect_timeout
-                attempts = _ATTEMPTS_OF_NO_NAME if error.nameless and not error.known else config.attempts
-                unreachable = StoreError(f'{name}: {error}')
-                return _Failure(
-                    unreachable, error.__cause__, attempts, *plain[1:], patience=patience, outage=error.known
-                )
+                unsent, replied = isinstance(error, ConnectTimeoutError), isinstance(error, StalledReplyError)
+                failure = self._lost(timeout, error, self._traffic.has_replied(), replied)
+                return failure._replace(unsent=unsent, cost=_COST_AFTER_TIMEOUT)
             case OSError():
-                known = self._traffic.has_replied()
-                return _Failure(
-                    StoreError(f'{name}: {_kind(error)}: {error}'), error, *plain, outage=known,
-                    patience=math.inf if known else _NEVER_REPLIED * config.connect_timeout,
-                )  # fmt: skip
+                lost, replied = StoreError(f'{name}: {_kind(error)}: {error}'), isinstance(error, CutReplyError)
+                return self._lost(lost, error, self._traffic.has_replied(), replied)
         return None
+
+    def _may_be_outage(self, error: RetryableError) -> bool:
+        """Return whether a temporary error may be one of the whole store, or of credentials that were valid before."""
+        if error.outcome == 'credentials':
+            return self._traffic.answered > -math.inf
+        return 500 <= (error.error.status or 0) < 600
+
+    def _lost(
+        self,
+        error: StoreError,
+        cause: BaseException | None,
+        known: bool,
+        replied: bool = False,
+    ) -> _Failure:
+        """Return the failure of an attempt without a whole reply of a server, which is ``known`` if it ever replied.
+
+        One that never has is rarely down: its address is wrong.
+        """
+        config = self._traffic.config
+        patience = math.inf if known else _NEVER_REPLIED * config.connect_timeout
+        outage = known and not replied
+        return _Failure(error, cause, config.attempts, _COST, config.backoff, patience=patience, outage=outage)
 
     def _after_bad_reply(self) -> int:
         """Return the attempts permitted after a wrong reply: a store that answers wrongly twice will not improve."""
@@ -327,6 +335,7 @@ class Attempts:
         if not gained:
             return False
         self._count = self._row = 1
+        self._sure = 0
         self._traffic.answered = now
         self._gained += gained
         if self._gained >= self._traffic.config.min_rate * (now - self._renewed):
@@ -459,10 +468,6 @@ def _remedy(name: str, code: str, detail: str) -> str:
     if 'not authorized to perform' in detail:  # the message names the user and the right that is missing
         return 'give the credentials this right'
     return 'check the credentials and their rights, or pass anon=True for a public bucket'
-
-
-def _is_of_server(error: RetryableError) -> bool:
-    return 500 <= (error.error.status or 0) < 600
 
 
 def _kind(error: Exception) -> str:

@@ -1,9 +1,11 @@
 """Requests to a store with limits, retries and a check of every reply: range reads, one or many, and any other."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from granular._redact import hidden
+from granular._words import logger
 from granular.aio.http.connection import Exchange, StaleError
 from granular.aio.http.download import Download, Versions, coding_of
 from granular.aio.http.messages import Head, ProtocolError, Target, shown
@@ -24,6 +26,7 @@ from granular.errors import BadReplyError, ObjectChangedError, StoreError
 from granular.metrics import counters
 
 _REDIRECTS: Final = 10
+_ASKED_FOR: Final = 5.0  # seconds
 
 T = TypeVar('T')
 
@@ -93,7 +96,7 @@ class Transport:
         self._metrics = metrics = counters.store(root)
         self.pool: Pool = Pool(config, metrics, tls_verify)
         self.traffic: Traffic = Traffic(config, metrics, self.pool.throttled, self.pool.has_replied, self._ask)
-        self.answered: Target | None = None  # the last object that was read
+        self._read: tuple[Target, ...] = ()  # the last two objects, or lists of them, that were read
         self._verifier = Verifier(self._send, self.versions)
 
     async def aclose(self) -> None:
@@ -142,7 +145,7 @@ class Transport:
         attempts = Attempts(self.traffic, provider.recover, download.name, download)
         reply = await attempts.run(attempt, download.weight, has_slot)
         self._metrics.bytes += len(download.content(reply))
-        self.answered = download.target
+        self.note_read(download.target)
         download.data, download.version = reply.data, reply.version
         return reply
 
@@ -181,21 +184,37 @@ class Transport:
                 raise refusal(head, collector.collected, name)
             if len(collector.collected) > limit:
                 raise BadReplyError(f'{name}: the answer has more than {limit} bytes')
-            return check(Answer(head, bytes(collector.collected), target.url))
+            result = check(Answer(head, bytes(collector.collected), target.url))
+            if outgoing.method in ('GET', 'HEAD'):
+                self.note_read(target)
+            return result
 
         return await Attempts(self.traffic, recover, name).run(attempt, min(limit, MiB))
 
+    def note_read(self, target: Target) -> None:
+        """Record an object, or a list of objects, that was read well."""
+        if not self._read or self._read[0] is not target:
+            self._read = (target, *[other for other in self._read if other.path != target.path][:1])
+
     async def _ask(self) -> bool:
-        """Request a byte of the last object that was read; return whether the store replies, and not by its failure."""
-        if self.answered is None:
-            return False
-        collector = _Collector('', Outgoing(self.answered, 'GET'), 1)
-        collector.target = self.answered
-        collector.request = self.answered.request('GET', 'Range: bytes=0-0\r\n')
+        """Return whether the store replies to a request for one of the last two objects that were read.
+
+        Of two, as the last one may be the object that fails.
+        """
+        return any(await asyncio.gather(*map(self._answers_for, self._read)))
+
+    async def _answers_for(self, target: Target) -> bool:
+        """Request a byte of an object; return whether the store replies soon, and not by its failure."""
+        collector = _Collector('', Outgoing(target, 'GET'), 1)
+        collector.target, collector.request = target, target.request('GET', 'Range: bytes=0-0\r\n')
         try:
-            return (await self.pool.exchange(collector)).status < 500
+            async with asyncio.timeout(_ASKED_FOR):
+                return (await self.pool.exchange(collector)).status < 500
         except BadReplyError:  # such as the whole object, of a server without ranges
             return True
+        except (OSError, ProtocolError) as error:
+            logger.debug('%s: does not answer: %s', hidden(target.url), error)
+            return False
 
     async def _send(self, target: Target, download: Download) -> Head:
         """Send the request of a download that verifies another one; return the head of the reply."""

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from granular.aio.paths.file import File, Progress, bytes_of
 from granular.aio.paths.pure import PurePath, check_str, glob_regex
+from granular.aio.runtime.lifecycle import opening
 from granular.aio.stores import Entry, Stat, Store, check_text, ranges
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import read_all
@@ -129,6 +130,7 @@ class Path(PurePath):
         """Write a whole file of text and return its size in bytes."""
         return await self.write_bytes(check_str(text, self).encode(encoding))
 
+    @opening
     async def open(self, mode: str = 'rb') -> 'File':
         """Open a file, with mode ``'rb'`` to read at any position or ``'wb'`` to write a new file from its beginning.
 

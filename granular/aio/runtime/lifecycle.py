@@ -4,11 +4,12 @@ import abc
 import asyncio
 import contextlib
 import copy
+import functools
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar, cast
 
 from granular._lazy import at_exit
 from granular._other_names import Answering
@@ -24,6 +25,7 @@ from granular.aio.runtime.user_functions import computing, refuse_own_use
 from granular.errors import ClosedError, GranularError, UnsupportedError
 
 T = TypeVar('T')
+P = ParamSpec('P')
 
 
 class AsyncResource(Answering, abc.ABC):
@@ -98,6 +100,63 @@ class AsyncResource(Answering, abc.ABC):
         except BaseException:
             await self.abort()  # a cancellation may have come before it was closed
             raise
+
+
+class Resource(Protocol):
+    """What an ``async with`` block closes."""
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+R = TypeVar('R', bound=Resource)
+
+
+class Opening(Coroutine[Any, Any, R]):
+    """A coroutine that returns an open resource. An ``async with`` block may take it without ``await``.
+
+    Attributes:
+      coroutine: the coroutine itself.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, R]) -> None:
+        self.coroutine = coroutine
+        self._opened: R | None = None
+
+    def send(self, value: Any, /) -> Any:
+        return self.coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self.coroutine.throw(*error)
+
+    def close(self) -> None:
+        self.coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, R]:
+        return self.coroutine.__await__()
+
+    async def __aenter__(self) -> R:
+        self._opened = opened = await self.coroutine
+        await opened.__aenter__()
+        return opened
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await cast(R, self._opened).__aexit__(kind, error, trace)
+
+
+def opening(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Opening[R]]:
+    """Let an ``async with`` block take the call of a coroutine function that opens a resource without ``await``."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Opening[R]:
+        return Opening(function(*args, **kwargs))
+
+    return call
 
 
 class Closing(abc.ABC):

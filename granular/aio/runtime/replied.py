@@ -1,4 +1,4 @@
-"""Servers that have replied to this process, or to the one that started it: their failures are temporary."""
+"""Servers that have replied to this process, its workers, or the one that started it: their failures are temporary."""
 
 from typing import Final
 
@@ -28,6 +28,6 @@ def replied_servers() -> list[Server]:
 
 
 def inherit_replies(servers: list[Server]) -> None:
-    """Take over the servers that have replied to the process that started this one."""
+    """Take over the servers that have replied to another process: the one that started this one, or a worker."""
     for server in servers:
         note_reply(server)

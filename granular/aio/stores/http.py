@@ -162,7 +162,10 @@ class HTTPStore(RemoteStore['HTTPClient']):
             yield entry
 
     async def _with_kinds(self, entries: list[Entry]) -> list[Entry]:
-        """Return the entries of a page that shows no folder as such, after asking which are: servers redirect those."""
+        """Return the entries of a page that shows no folder as such, after asking which are: servers redirect those.
+
+        Of the names with one ending, one is asked for first: files of a format are rarely mixed with folders so named.
+        """
         folders: set[str] = set()
         client = await self.client()
 
@@ -172,7 +175,9 @@ class HTTPStore(RemoteStore['HTTPClient']):
                 if urllib.parse.urlsplit(answer.url).path.endswith('/'):
                     folders.add(entry.key)
 
-        await for_each([entry for entry in entries if '.' not in entry.name], ask, _AT_ONCE)
+        plain, *alike = await offload(_by_ending, entries)
+        await for_each([*plain, *(first for first, *_ in alike)], ask, _AT_ONCE)
+        await for_each([entry for first, *rest in alike if first.key in folders for entry in rest], ask, _AT_ONCE)
         return [dataclasses.replace(entry, is_dir=True) if entry.key in folders else entry for entry in entries]
 
 
@@ -222,6 +227,15 @@ def _entries_of(answer: Answer, folder: str, query: str, name: str) -> list[Entr
     return [_Link(folder + keyed(child) + query, is_dir) for child, is_dir in children.items()]
 
 
+def _by_ending(entries: list[Entry]) -> list[list[Entry]]:
+    """Return the entries whose names have no ending, and those of each ending."""
+    groups: dict[str, list[Entry]] = {'': []}
+    for entry in entries:
+        stem, _, ending = entry.name.rpartition('.')
+        groups.setdefault(ending if stem else '', []).append(entry)
+    return list(groups.values())
+
+
 def _children(page: bytes, url: str) -> dict[str, bool]:
     """Return the names directly in a folder that its page links to, sorted, with True for each folder.
 
@@ -232,21 +246,26 @@ def _children(page: bytes, url: str) -> dict[str, bool]:
     except UnicodeDecodeError:
         text = page.decode('latin-1')
     own = urllib.parse.urlsplit(url)
-    folder = [urllib.parse.unquote(segment) for segment in own.path.split('/')[:-1]]
-    children: dict[str, bool] = {}
+    links: list[list[str]] = []  # their paths
     for href in _links_of(text):
-        try:
+        with contextlib.suppress(ValueError):  # an invalid link
             link = urllib.parse.urlsplit(urllib.parse.urljoin(url, href.strip()))
-        except ValueError:
-            continue  # an invalid link
-        segments = [urllib.parse.unquote(segment) for segment in link.path.split('/')]
-        inner = segments[len(folder) :]
-        if link[:2] != own[:2] or segments[: len(folder)] != folder or not inner or link.query:
-            continue
-        child, is_folder = inner[0], len(inner) > 1
-        if child not in ('', '.', '..'):
-            children[child] = children.get(child, False) or is_folder
+            if link[:2] == own[:2] and not link.query:
+                links.append(_segments(link.path))
+    page_path = _segments(own.path)
+    folder = page_path[:-1]
+    if page_path[-1] and any(len(path) > len(page_path) and path[: len(page_path)] == page_path for path in links):
+        folder = page_path  # some servers redirect a folder to its name without a slash
+    children: dict[str, bool] = {}
+    for path in links:
+        inner = path[len(folder) :]
+        if path[: len(folder)] == folder and inner and inner[0] not in ('', '.', '..'):
+            children[inner[0]] = children.get(inner[0], False) or len(inner) > 1
     return dict(sorted(children.items()))
+
+
+def _segments(path: str) -> list[str]:
+    return [urllib.parse.unquote(segment) for segment in path.split('/')]
 
 
 def _links_of(page: str) -> list[str]:

@@ -22,7 +22,14 @@ from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import await_user, refuse_deferred
-from granular.errors import ClosedError, DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
+from granular.errors import (
+    ClosedError,
+    DatapointError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    StoreError,
+    UnknownKeyError,
+)
 from granular.formats.arrow_values import rows_of
 from granular.metrics import timing
 
@@ -155,12 +162,13 @@ class _Adapter(Source):
             if not capturing.get() or not of_datapoint(error):
                 raise
             failed = error
-        # Behind the handler, in which the errors of the halves would have this one as their context.
+        # Behind the handler, in which the errors of the parts would have this one as their context.
         steps = np.asarray(indices)
         if len(steps) == 1:
             return [Failure(int(steps[0]), failed)]
-        halves = np.array_split(steps, 2)
-        return [datapoint for half in await gather([self.fetch(half) for half in halves]) for datapoint in half]
+        # An object that fails takes all its attempts in each part that it is in, so there is one round of them.
+        parts = np.array_split(steps, len(steps) if isinstance(failed, StoreError) else 2)
+        return [datapoint for part in await gather([self.fetch(part) for part in parts]) for datapoint in part]
 
 
 class Fetching(_Adapter):

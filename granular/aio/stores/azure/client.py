@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import urllib.parse
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -10,6 +11,7 @@ from granular._redact import hidden
 from granular.aio.http.messages import Head, Origin
 from granular.aio.http.pool import UnreachableError
 from granular.aio.http.retry import Attempts, RecoverableKind, Traffic, refusal
+from granular.aio.runtime.replied import Server, has_replied, note_reply
 from granular.aio.runtime.tasks import end_tasks
 from granular.aio.runtime.tracebacks import summary
 from granular.aio.stores.azure.account import Account
@@ -23,6 +25,7 @@ from granular.metrics import counters
 T = TypeVar('T')
 
 _DOTS: Final = frozenset(('.', '..'))
+_ASKED_FOR: Final = 5.0  # seconds
 _LONGEST: Final = 200  # characters of an error of the store in messages
 
 
@@ -46,8 +49,10 @@ class AzureClient:
         self._store, self._account = store, account
         self.container: Any = self._fs.service_client.get_container_client(container)
         self.metrics = counters.store(root)
-        self._reached = False
-        self._traffic = Traffic(config, self.metrics, lambda: None, lambda: self._reached, _unasked)
+        endpoint = urllib.parse.urlsplit(account.endpoint)
+        self._server: Server = (endpoint.scheme == 'https', endpoint.hostname or '', endpoint.port or 0, None)
+        self._read: Any = None  # the client of the last blob that was read
+        self._traffic = Traffic(config, self.metrics, lambda: None, lambda: has_replied(self._server), self._ask)
         # Arguments of each request.
         self.settings: dict[str, Any] = {
             'retry_total': 0,  # `call` retries
@@ -84,7 +89,7 @@ class AzureClient:
             except Exception as error:
                 failure = self._converted(name, error)
             else:
-                self._reached = True
+                note_reply(self._server)
                 return result
             try:
                 raise failure
@@ -127,6 +132,22 @@ class AzureClient:
 
         return await self.call(name, attempt)
 
+    def note_read(self, blob: Any) -> None:
+        """Record the client of a blob that was read well."""
+        self._read = blob
+
+    async def _ask(self) -> bool:
+        """Return whether the store replies to a request for the last blob that was read, and not by its failure."""
+        if self._read is None:
+            return False
+        try:
+            async with asyncio.timeout(_ASKED_FOR):
+                await on_its_loop(self._fs, self._read.get_blob_properties(**self.settings))
+        except Exception as error:
+            failure = self._converted('', error)
+            return isinstance(failure, GranularError) and (failure.status or 0) < 500
+        return True
+
     def _converted(self, name: str, error: Exception) -> Exception:
         """Convert an exception of the Azure SDK to one that ``Attempts`` takes."""
         import aiohttp
@@ -145,7 +166,7 @@ class AzureClient:
             case exceptions.ClientAuthenticationError() if not code_of(error):  # not a reply of the store
                 return AccessDeniedError(f'{name}: the login failed: {_shown(error)}')
             case exceptions.HttpResponseError(response=response) if response is not None:
-                self._reached = True
+                note_reply(self._server)
                 if response.status_code >= 300:
                     return _refused(name, error)
                 return BadReplyError(f'{name}: status {response.status_code}, which does not answer the request')
@@ -155,7 +176,7 @@ class AzureClient:
                 # The SDK fails so when a reply lacks what it looks for.
                 return BadReplyError(f'{name}: the reply is not one of Azure: {_shown(error)}')
             case exceptions.AzureError():
-                if not self._reached and _cause(error, aiohttp.ClientConnectorError) is not None:
+                if not has_replied(self._server) and _cause(error, aiohttp.ClientConnectorError) is not None:
                     return UnreachableError(Origin(False, self._account.endpoint, 0), _shown(error))
                 return ConnectionError(_shown(error))
         return third_party_error(name, error) or error
@@ -182,11 +203,6 @@ def _refused(name: str, error: Any) -> Exception:
     if reason := (getattr(error, 'additional_info', None) or {}).get('authenticationerrordetail'):
         getattr(refused, 'error', refused).add_note(hidden(' '.join(str(reason).split()))[:_LONGEST])
     return refused
-
-
-async def _unasked() -> bool:
-    """Ask nothing: the requests are those of the SDK."""
-    return False
 
 
 async def _recover(kind: RecoverableKind, detail: str) -> bool:

@@ -162,6 +162,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
 
         reply = await client.call(name, request, stop - start, received)
         if reply is not None:
+            client.note_read(blob)
             client.metrics.bytes += len(reply.data)
             if version is not None and reply.version != version:
                 raise changed(name, version, reply.version)
