@@ -18,6 +18,8 @@ _URL: Final = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+)://(.*)', re.DOTALL)
 _ALMOST_URL: Final = re.compile(
     r'\s*(?:([A-Za-z][A-Za-z0-9+.-]+):|(s3a?|gs|gcs|https?|az|abfss?|hf)/)/.*', re.DOTALL | re.IGNORECASE
 )
+# Access points, also of Outposts and of Object Lambda, as bucket: their parts are separated by colons or slashes.
+_ARN: Final = re.compile(r'(arn:[^/]*:(?:outpost[:/][^:/]+[:/])?accesspoint[:/][^:/]+)(?:/(.*))?', re.DOTALL)
 _PATH_METHODS: Final = ('name', 'parent', 'exists', 'open', 'glob', '__truediv__')
 
 
@@ -67,6 +69,10 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
             f'{scheme}://...: expected a quoted password (%2F for a slash), or credentials as options'
         )
     root, _, key = rest.partition('/')
+    if scheme in ('s3', 's3a') and rest.startswith('arn:'):
+        if (arn := _ARN.fullmatch(rest)) is None:
+            raise InvalidArgumentError(f'{path}: expected s3://bucket, or the ARN of an access point')
+        root, key = arn[1], arn[2] or ''
     if scheme.startswith('http'):
         from granular.aio.http.addresses import split
 

@@ -188,7 +188,7 @@ def google_errors(name: str) -> contextlib.AbstractContextManager[None]:
     return translated(name, _from_google)
 
 
-def _from_google(name: str, error: Exception) -> GranularError | None:
+def _from_google(name: str, error: Exception) -> GranularError:
     from google.auth import exceptions
 
     detail = hidden(str(error))
@@ -205,4 +205,7 @@ def _from_google(name: str, error: Exception) -> GranularError | None:
         return AccessDeniedError(f'{name}: its credentials were refused a token: {detail}')
     if isinstance(error, ValueError | TypeError | AttributeError):  # from a file whose fields have other types
         return InvalidArgumentError(f'{name}: invalid credentials: {type(error).__name__}: {detail}')
-    return unreadable_credentials(name, error)
+    # The reply of a token server may be anything, and what google-auth makes of it as well.
+    return unreadable_credentials(name, error) or StoreError(
+        f'{name}: no credentials: their source failed: {type(error).__name__}: {detail}'
+    )
