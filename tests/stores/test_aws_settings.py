@@ -4,9 +4,11 @@ import contextlib
 import hashlib
 import os
 import re
+import urllib.parse
 from pathlib import Path
 
 import botocore
+import fsspec
 import pytest
 from botocore.config import Config
 from botocore.loaders import create_loader
@@ -153,6 +155,17 @@ ROWS = {
     'REQUESTS_CA_BUNDLE': ('', {**KEYS, **IRELAND, 'AWS_CA_BUNDLE': None, 'REQUESTS_CA_BUNDLE': 'FILE'}, {}),
     'tls_verify': ('', {**KEYS, **IRELAND, 'AWS_CA_BUNDLE': '/none'}, {'tls_verify': 'FILE'}),
     'HTTP_PROXY alone': ('', {**KEYS, **IRELAND, 'HTTPS_PROXY': None}, {'endpoint_url': 'http://store.test'}),
+    'proxies': (
+        '', {**KEYS, **IRELAND, 'HTTPS_PROXY': 'http://127.0.0.1:9', 'NO_PROXY': '*'},
+        {'config_kwargs': {'proxies': {'https': 'http://127.0.0.1:PORT'}}},
+    ),
+    'proxies of this machine': (
+        '', {**KEYS, **IRELAND},
+        {'endpoint_url': 'http://127.0.0.1:PORT', 'config_kwargs': {'proxies': {'http': '127.0.0.1:PORT'}}},
+    ),
+    'proxies, none': (
+        '', {**KEYS, **IRELAND}, {'endpoint_url': 'http://0.0.0.0:PORT', 'config_kwargs': {'proxies': {}}},
+    ),
     'NO_PROXY': ('', {**KEYS, **IRELAND, 'NO_PROXY': '0.0.0.0'}, {'endpoint_url': 'http://0.0.0.0:PORT'}),
 }  # fmt: skip
 OPTIONS = {'region': 'region_name', 'key': 'aws_access_key_id', 'secret': 'aws_secret_access_key',
@@ -189,6 +202,8 @@ def configure(amazon, tmp_path, monkeypatch):
     port, bundle = amazon.endpoint.rpartition(':')[2], str(tmp_path / 'authority.pem')
 
     def filled(value):
+        if isinstance(value, dict):
+            return {name: filled(item) for name, item in value.items()}
         return value.replace('FILE', bundle).replace('PORT', port) if isinstance(value, str) else value
 
     def apply(config, variables, options):
@@ -254,6 +269,42 @@ def test_bodies_are_signed_over_tls_if_the_configuration_says_so(enabled, amazon
     assert arrived.is_signed_by('SK')
 
 
+def test_services_that_issue_keys_are_trusted_as_the_store(amazon, configure):
+    options = configure(ROLE, {'AWS_CA_BUNDLE': None}, {'tls_verify': 'FILE'})
+    assert granular.Path('s3://bucket/key', config=QUICK, **options).read_bytes() == DATA
+    service, store = amazon.arrivals
+    assert service.url.startswith('https://sts.')
+    assert store.scope[1] == 'ROLE'
+
+
+def test_service_that_issues_keys_and_is_not_trusted_is_named(amazon, configure):
+    configure(ROLE, {'AWS_CA_BUNDLE': None}, {})
+    with pytest.raises(AccessDeniedError, match='s3://bucket.*SSL validation failed.*pass its file as tls_verify='):
+        granular.Path('s3://bucket/key').read_bytes()
+
+
+@pytest.mark.parametrize('point', [f'{POINT}/name', f'{POINT}:name'])
+def test_access_point_in_addresses_of_fsspec(point, amazon, configure):
+    configure('', {**KEYS, **IRELAND}, {})
+    filesystem = fsspec.filesystem('granular+s3', config=QUICK)
+    for prefix in ('granular+s3://', ''):
+        assert filesystem.cat_file(f'{prefix}{point}/a/key') == DATA
+    assert {arrival.url for arrival in arrivals_of(amazon)} == {
+        'https://name-123456789012.s3-accesspoint.us-west-2.amazonaws.com/a/key'
+    }
+    path = granular.Path(f's3://{point}/a/key')
+    assert granular.Path(str(path)) == path
+    assert (path.name, path.parent.name, path.parent.parent.parts) == ('key', 'a', (f's3://{point}',))
+
+
+def test_copy_within_an_access_point_names_the_object_of_it(amazon, configure):
+    configure('', {**KEYS, **IRELAND}, {})
+    amazon.script = [(200, DATA), (404, b'')]  # the second object does not exist
+    granular.Path(f's3://{POINT}:name/a', config=QUICK).copy(granular.Path(f's3://{POINT}:name/b', config=QUICK))
+    sources = {arrival.headers.get('x-amz-copy-source') for arrival in arrivals_of(amazon)} - {None}
+    assert {urllib.parse.unquote(source) for source in sources} == {f'{POINT}/name/object/a'}
+
+
 # --- directory buckets
 
 
@@ -296,7 +347,7 @@ def test_session_that_has_expired_is_opened_again(status, code, amazon, director
 
 def test_session_is_renewed_before_it_expires(amazon, directory):
     amazon.expiry = '2020-01-01T00:00:00Z'
-    assert [(directory / f'{i}').read_bytes() for i in range(3)] == [DATA] * 3
+    assert [(directory / 'key').read_bytes() for _ in range(3)] == [DATA] * 3
     assert amazon.sessions == 3
 
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 
 import pytest
+import s3fs
 
 import granular
 from granular.errors import GranularError
@@ -149,6 +150,19 @@ def test_source_of_keys_that_answers_anything_is_an_error(name, status, source, 
                 (cache / LOGIN).write_bytes(answer)
             path = granular.Path(f's3://bucket-{number}/key', endpoint_url=store.endpoint, config=QUICK)
             assert_refused(path, case)
+        assert not store.methods
+
+
+@pytest.mark.parametrize('status', [200, 500, 0])
+def test_source_of_the_keys_of_a_filesystem_that_answers_anything_is_an_error(status, source, monkeypatch):
+    monkeypatch.setenv('AWS_CONTAINER_CREDENTIALS_FULL_URI', f'{source.endpoint}/x')
+    monkeypatch.setattr('aiobotocore.utils.AioContainerMetadataFetcher.SLEEP_TIME', 0)
+    source.status = status
+    with FaultServer() as store:
+        for case in ('text', 'list', 'empty object', 'no time') if status == 200 else ('text',):
+            source.answer = ANSWERS[case]
+            filesystem = s3fs.S3FileSystem(endpoint_url=store.endpoint, skip_instance_cache=True)
+            assert_refused(granular.Path(f's3://bucket-{len(case)}/key', fs=filesystem, config=QUICK), case)
         assert not store.methods
 
 

@@ -94,6 +94,8 @@ class Amazon(LoopServer):
             body = await reader.readexactly(int(headers.get('content-length', 0)))
             self.arrivals.append(Arrival(proxied, method, url, headers))
             status, content = self._answer(method, url, body)
+            if 'x-amz-copy-source' in headers:
+                content = b'<CopyObjectResult><ETag>"x"</ETag></CopyObjectResult>'
             writer.write(
                 f'HTTP/1.1 {status} X\r\nContent-Length: {len(content)}\r\nx-amz-request-id: {len(self.arrivals)}\r\n'
                 f'Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nETag: {md5_etag(body or DATA)}\r\n\r\n'.encode()

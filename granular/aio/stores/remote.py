@@ -51,6 +51,10 @@ class Client(abc.ABC):
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         """Return the URL of an object and the signed headers that read it, valid for some minutes and any range."""
 
+    def target(self, url: str, headers: Mapping[str, str]) -> Target:
+        """Return the target of a request to the store."""
+        return Target.of(url, headers)
+
     def ready(self, key: str) -> Target | None:
         """Return the signed target of an object if it was signed a short time ago, else None."""
         entry = self._ready.get(key)
@@ -60,7 +64,7 @@ class Client(abc.ABC):
         """Return the signed target of an object, cached for ``signed_for`` seconds."""
         if (target := self.ready(key)) is not None:
             return target
-        signed = Target.of(*await self.sign(key))
+        signed = self.target(*await self.sign(key))
         self.remember(key, signed)
         return signed
 

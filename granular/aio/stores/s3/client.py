@@ -29,7 +29,7 @@ from granular.aio.stores.s3.documents import bucket_body, delete_body
 from granular.aio.stores.s3.replies import ObjectMetadata
 from granular.aio.stores.s3.route import ASYMMETRIC, Route, route_of
 from granular.aio.stores.s3.sdk import credential_errors
-from granular.aio.stores.s3.sessions import SIGNED_FOR, TOKEN, Session, opened
+from granular.aio.stores.s3.sessions import TOKEN, Session, opened
 from granular.config import KiB, MiB
 from granular.errors import (
     AccessDeniedError,
@@ -76,8 +76,6 @@ class S3Client(Client):
         self.etag_is_md5: bool = not self.is_directory
         self._session: Session | None = None
         self._opening: asyncio.Future[Session] | None = None
-        if self._route.in_session:
-            self.signed_for = SIGNED_FOR
         # Some servers of other vendors reject the checksums that S3 has supported since 2022.
         self.takes_crc32c: bool = not self.endpoint or self.is_directory
         self.has_odd_etags = False  # True once an ETag was not the MD5 of an object that was correct
@@ -86,6 +84,9 @@ class S3Client(Client):
         return route_of(self.store.root, self.store.options, self.store.endpoint, region)
 
     # --- signing
+
+    def target(self, url: str, headers: Mapping[str, str]) -> Target:
+        return Target.of(url, headers, self._route.proxies)
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         check_object(self.store, key)
@@ -142,9 +143,10 @@ class S3Client(Client):
             name, url = self.store.root, self._url('', [('session', '')])
             headers = await self._signed('GET', url, {}, b'', await self._keys(''))
             # As part of the attempt of another request, it has no limits and retries of its own.
-            request, check = Outgoing(Target.of(url, headers), 'GET'), functools.partial(opened, name=name)
-            self._session = await self.transport.send(request, name, check)
-            return self._session
+            request, check = Outgoing(self.target(url, headers), 'GET'), functools.partial(opened, name=name)
+            self._session = session = await self.transport.send(request, name, check)
+            self.signed_for = session.signed_for
+            return session
         finally:
             self._opening = None
 
@@ -210,7 +212,7 @@ class S3Client(Client):
 
         async def make() -> Outgoing:
             url, signed = await self._sign(method, key, query, headers, body)
-            return Outgoing(Target.of(url, signed), method, body)
+            return Outgoing(self.target(url, signed), method, body)
 
         return await self.transport.call(make, self.recover, name, checked, statuses={*statuses, 404}, limit=limit)
 

@@ -14,16 +14,22 @@ class FoundCredentials:
     """The key of the options, or what botocore finds. Create it on a worker thread: finding credentials blocks."""
 
     def __init__(self, root: str, options: Mapping[str, Any]) -> None:
-        self._root, self._profile = root, options.get('profile')
+        self._root, self._options = root, options
         self._given = options.get('key') is not None
         with credential_errors(root):
             # The handlers take milliseconds, and serve the providers of credentials only.
-            session = session_of(self._profile, include_builtin_handlers=not self._given)
+            session = self._session(include_builtin_handlers=not self._given)
             if self._given:
                 session.set_credentials(options['key'], options['secret'], options.get('token'))
             self._credentials: Any = session.get_credentials()
         if self._credentials is None:
             raise missing(root)
+
+    def _session(self, **arguments: Any) -> Any:
+        session = session_of(self._options.get('profile'), **arguments)
+        if isinstance(bundle := self._options.get('tls_verify'), str):
+            session.set_config_variable('ca_bundle', bundle)  # also for the services that issue keys
+        return session
 
     async def frozen(self) -> Any:
         """Return the access key, the secret and the token for one signature, renewed if they are about to expire."""
@@ -39,7 +45,7 @@ class FoundCredentials:
         def find() -> Any:
             with credential_errors(self._root):
                 # A session caches its credentials: only a new one asks the providers again.
-                return session_of(self._profile).get_credentials()
+                return self._session().get_credentials()
 
         found = await offload(find)
         self._credentials = found or self._credentials

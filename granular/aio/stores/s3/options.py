@@ -13,7 +13,14 @@ OPTIONS: Final = (
 # Settings of botocore's client: those that say where requests go and how they are signed, and those that have no
 # effect, as IOConfig tunes the connections of this library.
 _CONFIG: Final = (
-    *('auth_scheme_preference', 'defaults_mode', 's3', 's3_disable_express_session_auth', 'signature_version'),
+    *(
+        'auth_scheme_preference',
+        'defaults_mode',
+        'proxies',
+        's3',
+        's3_disable_express_session_auth',
+        'signature_version',
+    ),
     *('sigv4a_signing_region_set', 'use_dualstack_endpoint', 'use_fips_endpoint'),
     *('connect_timeout', 'max_pool_connections', 'read_timeout', 'request_checksum_calculation'),
     *('response_checksum_validation', 'retries', 'tcp_keepalive', 'user_agent', 'user_agent_appid', 'user_agent_extra'),

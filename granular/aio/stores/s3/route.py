@@ -36,6 +36,7 @@ class Route(NamedTuple):
     in_session: bool  # True if requests are signed by keys that the bucket issues (CreateSession)
     signs_bodies: bool  # True if the hash of a body is signed even over TLS
     ca_bundle: str | None  # the file of the authorities that the configuration trusts
+    proxies: Mapping[str, str] | None  # those of the options, by scheme
 
 
 def route_of(root: str, options: Mapping[str, Any], endpoint: S3Endpoint, region: str) -> Route:
@@ -59,7 +60,8 @@ def route_of(root: str, options: Mapping[str, Any], endpoint: S3Endpoint, region
         try:
             client.meta.events.register_first('before-send.s3', answer)
             client.get_object(Bucket=root.removeprefix('s3://'), Key='key')
-            signs_bodies = bool((client.meta.config.s3 or {}).get('payload_signing_enabled'))
+            settings = client.meta.config
+            signs_bodies = bool((settings.s3 or {}).get('payload_signing_enabled'))
         finally:
             client.close()
         bundle = session.get_config_variable('ca_bundle') or os.environ.get('REQUESTS_CA_BUNDLE')
@@ -68,7 +70,7 @@ def route_of(root: str, options: Mapping[str, Any], endpoint: S3Endpoint, region
     header = request.headers.get('Authorization', '')
     authorization = header.decode() if isinstance(header, bytes) else str(header)
     if not authorization:
-        return Route(base, '', '', region, False, signs_bodies, bundle)
+        return Route(base, '', '', region, False, signs_bodies, bundle, settings.proxies)
     if (signed := _SIGNED.fullmatch(authorization)) is None:
         raise InvalidArgumentError(
             f'{root}: expected signatures of version 4, got signature_version in the configuration of AWS or '
@@ -78,7 +80,7 @@ def route_of(root: str, options: Mapping[str, Any], endpoint: S3Endpoint, region
     if signing_region is None:
         names = request.headers.get('X-Amz-Region-Set', '')
         signing_region = names.decode() if isinstance(names, bytes) else str(names)
-    return Route(base, algorithm, service, signing_region, len(requests) > 1, signs_bodies, bundle)
+    return Route(base, algorithm, service, signing_region, len(requests) > 1, signs_bodies, bundle, settings.proxies)
 
 
 def _config(session: Any, options: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from granular._lazy import import_extra
 from granular._redact import hidden
-from granular.aio.stores.errors import Foreign, translated, unreadable_credentials
+from granular.aio.stores.errors import Foreign, translated, unreadable_credentials, untrusted
 from granular.errors import AccessDeniedError, GranularError, InvalidArgumentError, MissingExtraError, StoreError
 
 _DENIED_CODES: Final = (
@@ -84,6 +84,8 @@ def _about_credentials(name: str, error: Exception) -> GranularError:
         # By name, as releases of botocore differ in the ones that they have.
         if not {kind.__name__ for kind in type(error).__mro__}.isdisjoint(kinds):
             return AccessDeniedError(f'{name}: no credentials: {detail}{remedy}')
+    if isinstance(error, botocore.SSLError):
+        return untrusted(name, detail)
     # The reply of a credential program or service may be anything, and what botocore makes of it as well.
     return unreadable_credentials(name, error) or StoreError(
         f'{name}: no credentials: their source failed: {type(error).__name__}: {detail}'

@@ -9,8 +9,7 @@ from granular.aio.stores.s3.documents import parse, text_of, time_of
 from granular.errors import BadReplyError
 
 TOKEN: Final = 'x-amz-s3session-token'  # header of the requests of a session
-SIGNED_FOR: Final = 60.0  # seconds for which a request is used after it was signed
-_SPARE: Final = 60.0  # seconds of a session that are left when it is renewed, beside those of a signed request
+_SPARE: Final = 60.0  # maximum seconds for which a signed request is used, and before its session expires
 
 
 class Session(NamedTuple):
@@ -21,6 +20,7 @@ class Session(NamedTuple):
     token: None  # that of a session has a header of its own
     session_token: str
     expires: float  # time after which no request is signed, by the monotonic clock
+    signed_for: float  # seconds for which a signed request is used
 
 
 def opened(answer: Answer, name: str) -> Session:
@@ -31,5 +31,6 @@ def opened(answer: Answer, name: str) -> Session:
     texts = [text_of(credentials, tag, name) for tag in ('AccessKeyId', 'SecretAccessKey', 'SessionToken')]
     date = http_date(answer.head.headers.get('date', ''))  # of the clock of the store, as the expiry is
     now = time.time() if date is None else date.timestamp()
-    left = time_of(credentials, 'Expiration', name) - now - SIGNED_FOR - _SPARE
-    return Session(texts[0], texts[1], None, texts[2], time.monotonic() + left)
+    left = time_of(credentials, 'Expiration', name) - now
+    spare = min(_SPARE, left / 4)
+    return Session(texts[0], texts[1], None, texts[2], time.monotonic() + left - 2 * spare, spare)
