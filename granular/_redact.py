@@ -16,7 +16,7 @@ _USER: Final = re.compile(
 _UNQUOTED: Final = re.compile(r'\w+://(?!arn:)[^/?#\s@:\[]*:(?!\d{1,5}[/?#])[^/?#\[\]]*[/?#\[\]].*@.*', re.DOTALL)
 _VALUE: Final = re.compile(r'([?&;][^=&;\s\'"<>]{1,64}=)[^&;\s\'"<>]*')
 _HEADER: Final = re.compile(
-    r'(\b(?:proxy-)?authorization|\b(?:set-)?cookie|\bx-amz-security-token|\bx-goog-\w+-token)(["\']?\s*[:=]\s*)(?!\.\.\.)[^\r\n<]+',
+    r'(\b(?:proxy-)?authorization|\b(?:set-)?cookie|\bx-amz-s(?:ecurity|3session)-token|\bx-goog-\w+-token)(["\']?\s*[:=]\s*)(?!\.\.\.)[^\r\n<]+',
     re.IGNORECASE,
 )
 _SCHEME: Final = re.compile(r'\b(bearer|basic|aws4-hmac-sha256)\s+[^\r\n<]+', re.IGNORECASE)

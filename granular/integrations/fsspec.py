@@ -16,6 +16,7 @@ from fsspec.asyn import AsyncFileSystem, get_loop, sync
 from fsspec.spec import AbstractBufferedFile, make_instance
 
 from granular.aio.paths.path import Path
+from granular.aio.stores import split_bucket
 from granular.aio.stores.base import Entry, Request, Stat, Store
 from granular.aio.stores.fanout import read_all
 from granular.aio.stores.fsspec import pickled
@@ -73,7 +74,7 @@ class FileSystem(AsyncFileSystem):  # type: ignore[misc]
         return self._loop
 
     def _at(self, path: str) -> Path:
-        bucket, _, key = self._strip_protocol(path).lstrip('/').partition('/')
+        bucket, key = split_bucket(self._strip_protocol(path).lstrip('/'))
         if not bucket:
             raise UnsupportedError(f'{self.protocol}://: expected a bucket: buckets are not listed')
         if (store := self._stores.get(bucket)) is None:

@@ -1,7 +1,6 @@
-"""Settings of the configuration of AWS that change where and how requests are sent."""
+"""The authorities of TLS that the configuration of AWS names."""
 
 import contextlib
-import socket
 import ssl
 import warnings
 
@@ -23,51 +22,6 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv('AWS_CONFIG_FILE', str(tmp_path / 'config'))
     monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(tmp_path / 'credentials'))
     return tmp_path
-
-
-@pytest.fixture
-def names(monkeypatch):
-    """Resolve all names that end in .test to this machine."""
-    look_up = socket.getaddrinfo
-
-    def resolve(host, *args, **kwargs):
-        return look_up('127.0.0.1' if str(host).endswith('.test') else host, *args, **kwargs)
-
-    monkeypatch.setattr(socket, 'getaddrinfo', resolve)
-
-
-STYLE = '[default]\ns3 =\n  addressing_style = {}\n[profile other]\ns3 =\n  addressing_style = path\n'
-# The configuration, the options, and whether the bucket is in the host name.
-STYLES = {
-    'none': ('', {}, False),
-    'auto': (STYLE.format('auto'), {}, False),
-    'path': (STYLE.format('path'), {}, False),
-    'virtual': (STYLE.format('virtual'), {}, True),
-    'of another profile': (STYLE.format('virtual'), {'profile': 'other'}, False),
-    'of the options': (STYLE.format('virtual'), {'config_kwargs': {'s3': {'addressing_style': 'path'}}}, False),
-    'of the options alone': ('', {'config_kwargs': {'s3': {'addressing_style': 'virtual'}}}, True),
-}
-
-
-@pytest.mark.parametrize('name', STYLES)
-async def test_addressing_style_is_that_of_the_profile(name, home, names):
-    config, options, virtual = STYLES[name]
-    (home / 'config').write_text(config)
-    with FaultServer() as server:
-        endpoint = server.endpoint.replace('127.0.0.1', 'store.test')
-        login = {'key': 'k', 'secret': 's'}
-        path = granular.aio.Path('s3://bucket/key', endpoint_url=endpoint, config=QUICK, **login, **options)
-        assert await path.read_bytes() == DATA
-        await granular.aio.aclose()
-        host = endpoint.removeprefix('http://')
-        assert server.heads[0]['Host'] == (f'bucket.{host}' if virtual else host)
-        assert server.targets == ['/key' if virtual else '/bucket/key']
-
-
-def test_unknown_addressing_style_is_an_error(home):
-    (home / 'config').write_text(STYLE.format('odd'))
-    with pytest.raises(InvalidArgumentError, match="addressing_style .* in the configuration of AWS, got 'odd'"):
-        granular.Path('s3://bucket/key', endpoint_url='http://127.0.0.1:1', key='k', secret='s').read_bytes()
 
 
 @pytest.fixture(scope='module')

@@ -279,6 +279,9 @@ def test_namespaces_separate_caches():
 
     assert identity() == identity(region='eu-west-1') == identity(key='a', secret='b') == 'aws'
     assert identity(region='cn-north-1') == 'aws-cn'
+    regions = 'us-gov-west-1', 'eusc-de-east-1', 'us-iso-east-1', 'us-isob-east-1', 'eu-isoe-west-1', 'us-isof-east-1'
+    for region in regions:
+        assert identity(region=region) == Session().get_partition_for_region(region)
     assert identity({'AWS_REGION': 'us-gov-west-1'}) == 'aws-us-gov'
     mine = {'endpoint_url': 'http://mine'}
     # A server of others may have a bucket of that name for each account.

@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import pathlib
+import ssl
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ import time
 import types
 
 import pytest
+import trustme
 from google.oauth2.credentials import Credentials
 
 import granular
@@ -335,6 +337,47 @@ def test_endpoints_of_options_and_environment(monkeypatch, option, environment, 
         monkeypatch.setenv(name, value)
     endpoint = endpoints.gcs({} if option is None else {'endpoint_url': option}, os.environ)
     assert (check('gs://bucket', endpoint), is_emulator(endpoint)) == expected
+
+
+AUTHORITIES = {
+    'option': ({}, {'tls_verify': 'BUNDLE'}),
+    'option before variable': ({'REQUESTS_CA_BUNDLE': '/none'}, {'tls_verify': 'BUNDLE'}),
+    'REQUESTS_CA_BUNDLE': ({'REQUESTS_CA_BUNDLE': 'BUNDLE'}, {}),
+    'CURL_CA_BUNDLE': ({'CURL_CA_BUNDLE': 'BUNDLE'}, {}),
+    'REQUESTS_CA_BUNDLE first': ({'REQUESTS_CA_BUNDLE': 'BUNDLE', 'CURL_CA_BUNDLE': '/none'}, {}),
+}
+
+
+@pytest.mark.parametrize('name', AUTHORITIES)
+def test_store_and_token_server_trust_the_same_authorities(name, tmp_path, monkeypatch):
+    authority, bundle = trustme.CA(), tmp_path / 'authority.pem'
+    authority.cert_pem.write_to_path(bundle)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert('127.0.0.1').configure_cert(context)
+    variables, options = AUTHORITIES[name]
+    for variable in ('REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE'):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value.replace('BUNDLE', str(bundle)))
+    options = {option: value.replace('BUNDLE', str(bundle)) for option, value in options.items()}
+    with FaultServer(context) as server:
+        key = google_key(tmp_path, server)
+        path = granular.Path('gs://bucket/key', endpoint_url=server.endpoint, token=key, config=QUICK, **options)
+        assert path.read_bytes() == DATA
+        assert server.tokens == 1
+
+
+def test_token_server_of_an_unknown_authority_is_asked_once(tmp_path, server):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert('127.0.0.1').configure_cert(context)
+    with FaultServer(context) as issuing:
+        path = granular.Path('gs://bucket/key', endpoint_url=server.endpoint, token=google_key(tmp_path, issuing))
+        before = granular.io_stats()['retries']
+        with pytest.raises(
+            AccessDeniedError, match='gs://bucket.*certificate verify failed.*pass its file as tls_verify='
+        ):
+            path.read_bytes()
+        assert granular.io_stats()['retries'] == before
 
 
 @pytest.mark.parametrize(

@@ -562,12 +562,13 @@ def test_region_of_the_bucket_is_followed(server, moto, new_case, monkeypatch, o
     with S3Proxy(moto.endpoint) as wrong:
         wrong.region = 'eu-west-3'
         places = {'us-east-1': wrong, 'eu-west-3': server}
-        original = S3Client._address  # the address of a region is not configurable: only AWS has several
-        monkeypatch.setattr(
-            S3Client,
-            '_address',
-            lambda self: original(self) if self.endpoint else f'{places[self.region].endpoint}/{self.store.bucket}',
-        )
+        original = S3Client._ask  # the address of a region is not configurable: only AWS has several
+
+        def ask(self, region):
+            route = original(self, region)
+            return route if self.endpoint else route._replace(base=f'{places[region].endpoint}/{self.store.bucket}')
+
+        monkeypatch.setattr(S3Client, '_ask', ask)
         case = new_case(operation)
         case.reopen(key='KEY', secret=str(next(numbers)), config=QUICK)
         operation(case)

@@ -8,7 +8,6 @@ import pytest
 import granular
 from granular.aio.http.messages import Head, http_date
 from granular.aio.http.transport import Answer
-from granular.aio.stores import endpoints
 from granular.aio.stores.base import Entry
 from granular.aio.stores.listing import Listing
 from granular.aio.stores.s3 import documents, uploads
@@ -246,36 +245,12 @@ def test_keys_that_xml_cannot_represent_are_refused():
 
 
 @pytest.mark.parametrize(
-    ('options', 'base'),
-    [
-        ({}, 'https://bucket.s3.us-east-1.amazonaws.com'),
-        ({'region': 'cn-north-1'}, 'https://bucket.s3.cn-north-1.amazonaws.com.cn'),
-        ({'client_kwargs': {'region_name': 'eu-west-3'}}, 'https://bucket.s3.eu-west-3.amazonaws.com'),
-        ({'config_kwargs': {'s3': {'addressing_style': 'path'}}}, 'https://s3.us-east-1.amazonaws.com/bucket'),
-        ({'endpoint_url': 'http://host:9/'}, 'http://host:9/bucket'),
-        ({'endpoint_url': 'https://host', 'config_kwargs': {'s3': {'addressing_style': 'virtual'}}}, 'https://bucket.host'),
-    ],
-)  # fmt: skip
-def test_bucket_addresses_follow_the_options(options, base):
-    s3options.check('s3://bucket', options)
-    endpoint = endpoints.s3(options, {'AWS_CONFIG_FILE': '/none'})
-    assert (
-        s3options.address('s3://bucket', endpoint.url, endpoint.region, s3options.addressing('s3://bucket', options))
-        == base
-    )
-
-
-def test_bucket_with_dots_is_addressed_by_path():
-    assert s3options.address('s3://a.b', None, 'us-east-1', 'auto') == 'https://s3.us-east-1.amazonaws.com/a.b'
-
-
-@pytest.mark.parametrize(
     'endpoint',
     ['host:9', 'ftp://host', 'http://', 'https://user:pass@host', 'http://[::1', 'http://host:99999', 'http://host:x'],
 )
 def test_invalid_endpoints_are_refused(endpoint):
-    with pytest.raises(InvalidArgumentError, match='endpoint_url'):
-        s3options.address('s3://bucket', endpoint, 'us-east-1', 'auto')
+    with pytest.raises(InvalidArgumentError, match='s3://bucket: expected an endpoint_url'):
+        granular.Path('s3://bucket/key', endpoint_url=endpoint, anon=True).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -284,7 +259,6 @@ def test_invalid_endpoints_are_refused(endpoint):
         ({'client_kwargs': {'region': 'x'}}, 'region_name'),
         ({'config_kwargs': {'addressing_style': 'path'}}, 's3'),
         ({'config_kwargs': {'s3': {'style': 'path'}}}, 'addressing_style'),
-        ({'config_kwargs': {'s3': {'addressing_style': 'paths'}}}, 'virtual'),
         ({'s3_additional_kwargs': {'Encryption': 'aws:kms'}}, 'ServerSideEncryption'),
         ({'key': 5, 'secret': 'x'}, 'text for key, got int'),
     ],

@@ -63,8 +63,11 @@ class Target(NamedTuple):
         return f'Target({hidden(self.url)!r})'
 
     @classmethod
-    def of(cls, url: str, headers: Mapping[str, str]) -> 'Target':
-        """Return the target of a URL whose path is already quoted. URL, headers and proxy must be valid in HTTP."""
+    def of(cls, url: str, headers: Mapping[str, str], proxies: Mapping[str, str] | None = None) -> 'Target':
+        """Return the target of a URL whose path is already quoted. URL, headers and proxy must be valid in HTTP.
+
+        ``proxies`` has addresses by scheme, in place of those that the environment names.
+        """
         try:
             parts = urllib.parse.urlsplit(url)
             port = parts.port
@@ -85,7 +88,7 @@ class Target(NamedTuple):
         given = {name.lower() for name in headers}
         sent = {**{name: value for name, value in own.items() if name.lower() not in given}, **headers}
         path = (parts.path or '/') + (f'?{parts.query}' if parts.query else '')
-        proxy = proxy_of(secure, host, port)
+        proxy = proxy_of(secure, host, port, proxies)
         lines = ''.join(f'{name}: {value}\r\n' for name, value in sent.items())
         if proxy is not None and not secure:
             path, lines = f'http://{authority}{path}', lines + proxy.line

@@ -8,6 +8,7 @@ import os
 import socket
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from granular._redact import hidden
@@ -38,8 +39,15 @@ def basic_authorization(parts: urllib.parse.SplitResult) -> str | None:
     return 'Basic ' + base64.b64encode(pair).decode()
 
 
-def proxy_of(secure: bool, host: str, port: int) -> Proxy | None:
-    """Return the proxy for a server, by the environment; None for a direct connection, as for loopback addresses."""
+def proxy_of(secure: bool, host: str, port: int, given: Mapping[str, str] | None = None) -> Proxy | None:
+    """Return the proxy for a server; None for a direct connection.
+
+    It is one of those given by scheme, in place of those that the environment names. The latter do not serve loopback
+    addresses.
+    """
+    if given is not None:
+        scheme = 'https' if secure else 'http'
+        return _parsed(given[scheme], f'proxies[{scheme!r}]') if given.get(scheme) else None
     lower, upper = ('https_proxy', 'HTTPS_PROXY') if secure else ('http_proxy', 'HTTP_PROXY')
     if not (os.environ.get(lower) or os.environ.get(upper)):
         return None
@@ -52,7 +60,10 @@ def _proxy_of(settings: tuple[str | None, ...], secure: bool, host: str, port: i
     address = urllib.request.getproxies_environment().get(scheme, '')
     if not address or is_loopback(host) or urllib.request.proxy_bypass_environment(f'{host}:{port}'):  # type: ignore[attr-defined]
         return None
-    variable = f'{scheme}_proxy'.upper()
+    return _parsed(address, f'{scheme}_proxy'.upper())
+
+
+def _parsed(address: str, variable: str) -> Proxy:
     try:
         parts = urllib.parse.urlsplit(address if '://' in address else f'http://{address}')
         proxy_host, proxy_port = parts.hostname, parts.port

@@ -44,6 +44,10 @@ _DAMAGED: Final = frozenset(
 )
 _ARCHIVED: Final = frozenset(('InvalidObjectState', 'BlobArchived'))
 _MESSAGE: Final = re.compile(rb'<Message>([^<]*)</Message>')
+_REGION: Final = re.compile(
+    rb'<Region>([A-Za-z0-9-]{1,63})</Region>'
+    rb'|<Endpoint>(?:[^<]*\.)?s3[.-](?:dualstack\.)?([a-z0-9-]{1,63})\.amazonaws\.com(?:\.cn)?</Endpoint>'
+)
 _LONGEST: Final = 400  # characters of a message of the store
 _WARN_FROM: Final = 3  # the attempt from which on failures are logged as warnings
 _RATE_LIMIT: Final = re.compile(r';\s*r=0\s*;\s*t=(\d{1,9})')  # draft-ietf-httpapi-ratelimit-headers: used up
@@ -449,14 +453,22 @@ def _refusal(head: Head, body: bytes | bytearray, name: str) -> GranularError | 
         )
     if status == 412:
         return ObjectChangedError(f'{name}: it was replaced while it was being read (status 412): open it again')
-    region = head.headers.get('x-amz-bucket-region', '')[:40]
-    if status in (301, 307, 400) and region:
+    region = _region_of(head, body) if status in (301, 307, 400) else ''
+    if region:
         moved = f'{name}: the bucket is in region {region} (status {status}, {detail}): pass region={region!r}'
         return RecoverableError(StoreError(moved), 'region', region)
     error = StoreError(f'{name}: status {status}, {detail}')
     if status not in _RETRIED and code not in _DAMAGED:
         return error
     return RetryableError(error, throttled=status in (429, 503), after=_retry_after(head))
+
+
+def _region_of(head: Head, body: bytes | bytearray) -> str:
+    """Return the region that S3 names for a bucket, in the header, or in the error document; empty if it names none."""
+    if region := head.headers.get('x-amz-bucket-region', ''):
+        return region[:63]
+    match = _REGION.search(body)
+    return '' if match is None else (match[1] or match[2]).decode()
 
 
 def _remedy(name: str, code: str, detail: str) -> str:

@@ -38,9 +38,8 @@ def context_of(verify: bool | str) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=None if isinstance(verify, bool) else verify)
     except OSError as error:
-        raise InvalidArgumentError(
-            f'{verify!r} (tls_verify=, AWS_CA_BUNDLE or ca_bundle of a profile): cannot be read as a CA bundle: {error}'
-        ) from error
+        source = '(tls_verify=, AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE or ca_bundle of a profile)'
+        raise InvalidArgumentError(f'{verify!r} {source}: cannot be read as a CA bundle: {error}') from error
     context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: a write would have to wait for a read
     if verify is False:
         context.check_hostname = False

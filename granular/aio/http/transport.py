@@ -97,7 +97,7 @@ class Transport:
         self.pool: Pool = Pool(config, metrics, tls_verify)
         self.traffic: Traffic = Traffic(config, metrics, self.pool.throttled, self.pool.has_replied, self._ask)
         self._read: tuple[Target, ...] = ()  # the last two objects, or lists of them, that were read
-        self._verifier = Verifier(self._send, self.versions)
+        self._verifier = Verifier(self._send_read, self.versions)
 
     async def aclose(self) -> None:
         await self.pool.aclose()
@@ -175,21 +175,33 @@ class Transport:
         """
 
         async def attempt() -> T:
-            outgoing = await _prepared(make)
-            length = len(outgoing.body)
-            line = f'Content-Length: {length}\r\n' if length or outgoing.method in ('PUT', 'POST') else ''
-            collector = _Collector(name, outgoing, limit)
-            head, target = await self._follow(outgoing.target, outgoing.method, collector, lambda: line, follow=follow)
-            if head.status not in statuses:
-                raise refusal(head, collector.collected, name)
-            if len(collector.collected) > limit:
-                raise BadReplyError(f'{name}: the answer has more than {limit} bytes')
-            result = check(Answer(head, bytes(collector.collected), target.url))
-            if outgoing.method in ('GET', 'HEAD'):
-                self.note_read(target)
-            return result
+            return await self.send(await _prepared(make), name, check, statuses=statuses, limit=limit, follow=follow)
 
         return await Attempts(self.traffic, recover, name).run(attempt, min(limit, MiB))
+
+    async def send(
+        self,
+        outgoing: Outgoing,
+        name: str,
+        check: Callable[[Answer], T],
+        *,
+        statuses: Collection[int] = (200,),
+        limit: int = MiB,
+        follow: bool = True,
+    ) -> T:
+        """Send a request once, as part of an attempt of ``call`` or ``read``, which retries it."""
+        length = len(outgoing.body)
+        line = f'Content-Length: {length}\r\n' if length or outgoing.method in ('PUT', 'POST') else ''
+        collector = _Collector(name, outgoing, limit)
+        head, target = await self._follow(outgoing.target, outgoing.method, collector, lambda: line, follow=follow)
+        if head.status not in statuses:
+            raise refusal(head, collector.collected, name)
+        if len(collector.collected) > limit:
+            raise BadReplyError(f'{name}: the answer has more than {limit} bytes')
+        result = check(Answer(head, bytes(collector.collected), target.url))
+        if outgoing.method in ('GET', 'HEAD'):
+            self.note_read(target)
+        return result
 
     def note_read(self, target: Target) -> None:
         """Record an object, or a list of objects, that was read well."""
@@ -216,7 +228,7 @@ class Transport:
             logger.debug('%s: does not answer: %s', hidden(target.url), error)
             return False
 
-    async def _send(self, target: Target, download: Download) -> Head:
+    async def _send_read(self, target: Target, download: Download) -> Head:
         """Send the request of a download that verifies another one; return the head of the reply."""
         return (await self._follow(target, 'GET', download, download.range))[0]
 

@@ -11,13 +11,15 @@ from granular.aio.stores.base import ContentInfo, Entry, ObjectWriter, Request, 
 from granular.config import IOConfig
 from granular.errors import InvalidArgumentError
 
-__all__ = ['ContentInfo', 'Entry', 'ObjectWriter', 'Request', 'Stat', 'Store', 'Upload', 'resolve']
+__all__ = ['ContentInfo', 'Entry', 'ObjectWriter', 'Request', 'Stat', 'Store', 'Upload', 'resolve', 'split_bucket']
 
 _URL: Final = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+)://(.*)', re.DOTALL)
 # Without a slash, or of a store without the colon: both would be local paths.
 _ALMOST_URL: Final = re.compile(
     r'\s*(?:([A-Za-z][A-Za-z0-9+.-]+):|(s3a?|gs|gcs|https?|az|abfss?|hf)/)/.*', re.DOTALL | re.IGNORECASE
 )
+# Access points, also of Outposts and of Object Lambda, as bucket: their parts are separated by colons or slashes.
+_ARN: Final = re.compile(r'(arn:[^/]*:(?:outpost[:/][^:/]+[:/])?accesspoint[:/][^:/]+)(?:/(.*))?', re.DOTALL)
 _PATH_METHODS: Final = ('name', 'parent', 'exists', 'open', 'glob', '__truediv__')
 
 
@@ -66,7 +68,9 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
         raise InvalidArgumentError(
             f'{scheme}://...: expected a quoted password (%2F for a slash), or credentials as options'
         )
-    root, _, key = rest.partition('/')
+    root, key = split_bucket(rest)
+    if scheme in ('s3', 's3a') and rest.startswith('arn:') and _ARN.fullmatch(rest) is None:
+        raise InvalidArgumentError(f'{path}: expected s3://bucket, or the ARN of an access point')
     if scheme.startswith('http'):
         from granular.aio.http.addresses import split
 
@@ -104,6 +108,14 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
 
             base = fsspec_root(path, fs)
             return FsspecStore(base, config, options, fs), f'{scheme}://{rest}'.removeprefix(base).strip('/')
+
+
+def split_bucket(rest: str) -> tuple[str, str]:
+    """Split what follows the scheme of an address into the bucket, or the ARN of an access point, and the key."""
+    if (arn := _ARN.fullmatch(rest)) is not None:
+        return arn[1], arn[2] or ''
+    bucket, _, key = rest.partition('/')
+    return bucket, key
 
 
 def check_text(name: str, encode: Callable[[str], bytes] = str.encode) -> None:

@@ -19,14 +19,15 @@ class ClientStore(Store, Generic[C]):
 
     conditional = True
     variables: tuple[str, ...] = ()
-    """Environment variables from which a client takes credentials that the options do not give."""
+    """Environment variables from which a client takes what the options do not give: their names, or how all of them
+    begin, with an underscore at the end."""
     naming: tuple[str, ...] = ('endpoint_url',)
     """Options that only select the endpoint."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
         # Part of the identity: a client that was created under another environment must not be reused.
-        self._environment = hash(tuple(map(os.environ.get, self.variables)))
+        self._environment = hash(_values_of(self.variables))
         self.endpoint: Any = self._find_endpoint()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -64,6 +65,12 @@ class ClientStore(Store, Generic[C]):
             return cast(C, client)
         opened = await scope()
         return await opened.get(self, self._open_client)
+
+
+def _values_of(variables: tuple[str, ...]) -> tuple[tuple[str, str | None], ...]:
+    beginnings = tuple(name for name in variables if name.endswith('_'))
+    names = sorted(name for name in os.environ if name.startswith(beginnings)) if beginnings else ()
+    return tuple((name, os.environ.get(name)) for name in (*names, *variables))
 
 
 class Bucket(Store):

@@ -19,6 +19,10 @@ from granular.errors import InvalidArgumentError
 Environment = Mapping[str, str]
 Section = Mapping[str, str | Mapping[str, str]]
 
+_PARTITIONS: Final[Mapping[str, str]] = {
+    'cn-': 'aws-cn', 'us-gov-': 'aws-us-gov', 'eusc-': 'aws-eusc', 'us-iso-': 'aws-iso', 'us-isob-': 'aws-iso-b',
+    'eu-isoe-': 'aws-iso-e', 'us-isof-': 'aws-iso-f',
+}  # fmt: skip
 GOOGLE: Final = 'https://storage.googleapis.com'
 """Google's own endpoint."""
 
@@ -37,8 +41,7 @@ class S3Endpoint(NamedTuple):
         """Namespace in which a bucket's name is unique."""
         if self.url is not None:
             return f'{self.url.rstrip("/")} {self.account}'
-        partitions = {'cn-': 'aws-cn', 'us-gov-': 'aws-us-gov'}
-        return next((name for start, name in partitions.items() if self.region.startswith(start)), 'aws')
+        return next((name for start, name in _PARTITIONS.items() if self.region.startswith(start)), 'aws')
 
 
 def s3(options: Mapping[str, Any], environment: Environment) -> S3Endpoint:

@@ -86,6 +86,14 @@ def unreadable_credentials(name: str, error: Exception) -> GranularError | None:
     )
 
 
+def untrusted(name: str, detail: str) -> GranularError:
+    """Return the error for a server that issues credentials, whose certificate is not trusted."""
+    return AccessDeniedError(
+        f'{name}: no credentials: {detail}: if its authority is that of a company or proxy, pass its file as '
+        f'tls_verify='
+    )
+
+
 def _is_plain(error: Exception) -> bool:
     """Return whether the message for the class of an error says all that the error does."""
     return (

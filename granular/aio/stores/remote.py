@@ -27,8 +27,6 @@ from granular.errors import AccessDeniedError, BadReplyError, NotFoundError
 if TYPE_CHECKING:
     from granular.aio.stores.block_cache.cache import BlockCache
 
-# An S3 signature is valid for 15 minutes; a token is renewed some minutes before it expires.
-_SIGNED_FOR: Final = 240.0
 _REMEMBERED: Final = 65536  # signed requests per bucket, of about 2 KB each
 _JUST_NOW: Final = 5.0  # seconds after a renewal in which requests that were signed before it may still be refused
 
@@ -37,6 +35,9 @@ class Client(abc.ABC):
     """Access to a store under one event loop, with the signed requests of its objects."""
 
     transport: Transport
+    signed_for: float = 240.0
+    """Seconds for which a signed request is used: the signature of S3 is valid for 15 minutes, and a token is renewed
+    some minutes before it expires."""
 
     def __init__(self, store: 'RemoteStore[Any]') -> None:
         self.store = store
@@ -50,27 +51,31 @@ class Client(abc.ABC):
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         """Return the URL of an object and the signed headers that read it, valid for some minutes and any range."""
 
+    def target(self, url: str, headers: Mapping[str, str]) -> Target:
+        """Return the target of a request to the store."""
+        return Target.of(url, headers)
+
     def ready(self, key: str) -> Target | None:
-        """Return the signed target of an object if it was signed in the last 240 s, else None."""
+        """Return the signed target of an object if it was signed a short time ago, else None."""
         entry = self._ready.get(key)
-        return entry[1] if entry is not None and time.monotonic() - entry[0] < _SIGNED_FOR else None
+        return entry[1] if entry is not None and time.monotonic() - entry[0] < self.signed_for else None
 
     async def prepare(self, key: str) -> Target:
-        """Return the signed target of an object, cached for 240 s."""
+        """Return the signed target of an object, cached for ``signed_for`` seconds."""
         if (target := self.ready(key)) is not None:
             return target
-        signed = Target.of(*await self.sign(key))
+        signed = self.target(*await self.sign(key))
         self.remember(key, signed)
         return signed
 
     def remember(self, key: str, signed: Target) -> None:
-        """Cache the signed target of an object for 240 s."""
+        """Cache the signed target of an object for ``signed_for`` seconds."""
         now = time.monotonic()
         if len(self._ready) >= _REMEMBERED:
             self._ready.clear()
-        elif now - self._swept > _SIGNED_FOR:
+        elif now - self._swept > self.signed_for:
             self._swept = now
-            self._ready = {name: entry for name, entry in self._ready.items() if now - entry[0] < _SIGNED_FOR}
+            self._ready = {name: entry for name, entry in self._ready.items() if now - entry[0] < self.signed_for}
         self._ready[key] = (now, signed)
 
     def forget(self, keys: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import math
 import os
 import time
@@ -11,7 +12,7 @@ from typing import Any, Final
 from granular._lazy import import_extra
 from granular._redact import hidden
 from granular._words import logger
-from granular.aio.stores.errors import is_one_word, translated, unreadable_credentials
+from granular.aio.stores.errors import is_one_word, translated, unreadable_credentials, untrusted
 from granular.aio.stores.lent import LENT
 from granular.errors import AccessDeniedError, GranularError, InvalidArgumentError, StoreError
 from granular.formats.base import parse_json
@@ -25,12 +26,12 @@ _TOKEN_NAMES: Final = ('anon', 'google_default', 'cloud')
 class Login:
     """Credentials, and the project that they belong to, which is empty if it is unknown.
 
-    ``find`` returns the credentials of google-auth; None to send none. ``timeout`` is for each request to the token
-    server, in seconds.
+    ``find`` returns the credentials of google-auth; None to send none. ``request`` returns what sends the requests to
+    the token server.
     """
 
-    def __init__(self, root: str, find: Callable[[], Any], project: str, timeout: float) -> None:
-        self._root, self._timeout = root, timeout
+    def __init__(self, root: str, find: Callable[[], Any], project: str, request: Callable[[], Any]) -> None:
+        self._root, self._request = root, request
         self._find, self.project = find, project
         self._renewed = float('-inf')
 
@@ -60,7 +61,7 @@ class Login:
 
     def renew(self) -> None:
         with google_errors(self._root):
-            self.credentials.refresh(_request(self._timeout))
+            self.credentials.refresh(self._request())
         self._renewed = time.monotonic()
 
     def renew_stale(self) -> None:
@@ -98,31 +99,32 @@ def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float
     metadata server may only be late. A file system in the options lends its credentials.
     """
     token, project = options.get('token'), options.get('project') or os.environ.get('GOOGLE_CLOUD_PROJECT') or ''
+    request = functools.partial(_request, timeout, options.get('tls_verify', True))
     if (fs := options.get(LENT)) is not None:  # a gcsfs: its credentials may be replaced
-        return Login(root, lambda: fs.credentials.credentials, project, timeout)
+        return Login(root, lambda: fs.credentials.credentials, project, request)
     if options.get('anon') and token not in (None, 'anon'):
         raise InvalidArgumentError(f'{root}: expected anon=True or a token, got both')
     emulated = emulated and token is None and not os.environ.get('GOOGLE_APPLICATION_CREDENTIALS')
     if emulated or options.get('anon') or token == 'anon':
-        return Login(root, lambda: None, project, timeout)
+        return Login(root, lambda: None, project, request)
     for module in ('google.auth', 'google.auth.credentials', 'google.auth.transport.requests'):
         import_extra(module, 'gcs', 'credentials for gs:// need google-auth')
     import google.auth.credentials
 
     with google_errors(root):
-        credentials, own_project = _credentials(root, token, timeout)
+        credentials, own_project = _credentials(root, token, request)
     if isinstance(credentials, google.auth.credentials.AnonymousCredentials):
         credentials = None
-    return Login(root, lambda: credentials, project or own_project or '', timeout)
+    return Login(root, lambda: credentials, project or own_project or '', request)
 
 
-def _credentials(root: str, token: Any, timeout: float) -> tuple[Any, str | None]:
+def _credentials(root: str, token: Any, request: Callable[[], Any]) -> tuple[Any, str | None]:
     import google.auth
     from google.auth import compute_engine
     from google.oauth2 import credentials, service_account
 
     if token in (None, 'google_default'):
-        default, project = google.auth.default(scopes=_SCOPES, request=_request(timeout))
+        default, project = google.auth.default(scopes=_SCOPES, request=request())
         return default, project
     if token == 'cloud':
         return compute_engine.Credentials(scopes=_SCOPES), None
@@ -172,13 +174,18 @@ def _content(root: str, token: str | os.PathLike[str]) -> Any:
     return content
 
 
-def _request(timeout: float) -> Any:
-    """Return google-auth's requests to token servers, with bounded timeouts and without redirects."""
+def _request(timeout: float, verify: bool | str) -> Any:
+    """Return google-auth's requests to token servers, with bounded timeouts and without redirects.
+
+    They trust the authorities that the environment names unless ``verify`` says which to trust.
+    """
     import google.auth.transport.requests
 
     class Request(google.auth.transport.requests.Request):  # type: ignore[misc]
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             kwargs['timeout'] = min(kwargs.get('timeout') or timeout, timeout)
+            if verify is not True:
+                kwargs['verify'] = verify
             return super().__call__(*args, allow_redirects=False, **kwargs)
 
     return Request()
@@ -188,10 +195,13 @@ def google_errors(name: str) -> contextlib.AbstractContextManager[None]:
     return translated(name, _from_google)
 
 
-def _from_google(name: str, error: Exception) -> GranularError | None:
+def _from_google(name: str, error: Exception) -> GranularError:
+    import requests
     from google.auth import exceptions
 
     detail = hidden(str(error))
+    if isinstance(error.__cause__, requests.exceptions.SSLError):
+        return untrusted(name, detail)
     if isinstance(error, exceptions.TransportError) or getattr(error, 'retryable', False):
         return StoreError(f'{name}: no answer from the token server: {detail}')
     if isinstance(error, exceptions.MalformedError):
@@ -205,4 +215,7 @@ def _from_google(name: str, error: Exception) -> GranularError | None:
         return AccessDeniedError(f'{name}: its credentials were refused a token: {detail}')
     if isinstance(error, ValueError | TypeError | AttributeError):  # from a file whose fields have other types
         return InvalidArgumentError(f'{name}: invalid credentials: {type(error).__name__}: {detail}')
-    return unreadable_credentials(name, error)
+    # The reply of a token server may be anything, and what google-auth makes of it as well.
+    return unreadable_credentials(name, error) or StoreError(
+        f'{name}: no credentials: their source failed: {type(error).__name__}: {detail}'
+    )

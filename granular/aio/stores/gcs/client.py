@@ -33,6 +33,10 @@ class GCSClient(Client):
     def __init__(self, store: RemoteStore[Any]) -> None:
         super().__init__(store)
         self._token_lock = asyncio.Lock()
+        if 'tls_verify' not in store.options:
+            # As the requests of google-auth to token servers.
+            bundle = os.environ.get('REQUESTS_CA_BUNDLE') or os.environ.get('CURL_CA_BUNDLE')
+            self.tls_verify = bundle or self.tls_verify
         self.base: str = endpoints.check(store.root, store.endpoint)
         timeout = store.config.connect_timeout + store.config.first_byte_timeout
         self._login: Login = log_in(store.root, store.options, is_emulator(store.endpoint), timeout)

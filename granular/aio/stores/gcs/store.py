@@ -34,7 +34,10 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
     option_names = ('anon', 'endpoint_url', 'project', 'requester_pays', 'tls_verify', 'token')
     version_header = 'x-goog-generation'
     versions_repeat = False
-    variables = ('GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT', 'CLOUDSDK_CONFIG', 'GCE_METADATA_HOST')
+    variables = (
+        *('GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT', 'CLOUDSDK_CONFIG', 'GCE_METADATA_HOST'),
+        *('REQUESTS_CA_BUNDLE', 'CURL_CA_BUNDLE'),
+    )
     endpoint: str
 
     def _find_endpoint(self) -> str:

@@ -1,12 +1,12 @@
-"""S3 requests, which botocore signs and this library sends and checks."""
+"""S3 requests, which botocore addresses and signs, and this library sends and checks."""
 
 import asyncio
 import base64
 import contextlib
 import datetime
 import functools
-import hashlib
 import re
+import time
 import urllib.parse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -17,16 +17,28 @@ from granular.aio.http.download import coding_of
 from granular.aio.http.messages import Target, http_date
 from granular.aio.http.retry import code_of, no_such_bucket
 from granular.aio.http.transport import Answer, Outgoing
+from granular.aio.runtime.tasks import result_of
+from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import check_object
 from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.stores.s3 import options as s3options
 from granular.aio.stores.s3 import replies as s3replies
-from granular.aio.stores.s3.credentials import botocore_errors, checked, configuration_of, credentials_of
+from granular.aio.stores.s3.credentials import checked, credentials_of
 from granular.aio.stores.s3.documents import bucket_body, delete_body
 from granular.aio.stores.s3.replies import ObjectMetadata
+from granular.aio.stores.s3.route import ASYMMETRIC, Route, route_of
+from granular.aio.stores.s3.sdk import credential_errors
+from granular.aio.stores.s3.sessions import TOKEN, Session, opened
 from granular.config import KiB, MiB
-from granular.errors import AccessDeniedError, AlreadyExistsError, BadReplyError, GranularError, NotFoundError
+from granular.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    BadReplyError,
+    GranularError,
+    InvalidArgumentError,
+    NotFoundError,
+)
 
 T = TypeVar('T')
 Query = Sequence[tuple[str, str]]
@@ -38,6 +50,7 @@ _SAME_CLOCK: Final = datetime.timedelta(minutes=1)
 _BUCKET_CHECKS: Final = 5  # attempts to list a new bucket
 _MAX_PAGE: Final = 16 * MiB  # maximum bytes of a page; 1,000 fully escaped keys of 1,024 bytes take some 10 MB
 _REGION: Final = re.compile(r'[a-z]{2,4}(-[a-z]{2,12}){1,3}-\d{1,2}')
+_LABEL: Final = re.compile(r'[A-Za-z0-9-]{1,63}')  # a region of other vendors
 _READ_HEADERS: Final = {'x-amz-checksum-mode': 'ENABLED'}  # requests the checksum of an object that is read whole
 
 
@@ -52,24 +65,28 @@ class S3Client(Client):
         s3options.check(store.root, store.options)
         options = store.options
         self.endpoint, self.region, _ = store.endpoint
-        configuration = configuration_of(store.root, options)
-        self._style = s3options.addressing(store.root, options, configuration.addressing_style)
-        if 'tls_verify' not in options and configuration.ca_bundle is not None:
-            self.tls_verify = configuration.ca_bundle
-        self._credentials = credentials_of(store.root, options)
+        self._route = self._ask(self.region)
+        if 'tls_verify' not in options and self._route.ca_bundle is not None:
+            self.tls_verify = self._route.ca_bundle
+        self._credentials = credentials_of(store.root, options) if self._route.algorithm else None
         self._payer = {'x-amz-request-payer': 'requester'} if options.get('requester_pays') else {}
         self.written_headers: dict[str, str] = s3options.written_headers(options)
-        self._base = self._address()
         self._skew = datetime.timedelta()
-        self.etag_is_md5: bool = not store.bucket.endswith(EXPRESS)
+        self.is_directory: bool = store.bucket.endswith(EXPRESS)
+        self.etag_is_md5: bool = not self.is_directory
+        self._session: Session | None = None
+        self._opening: asyncio.Future[Session] | None = None
         # Some servers of other vendors reject the checksums that S3 has supported since 2022.
-        self.takes_crc32c: bool = not self.endpoint
+        self.takes_crc32c: bool = not self.endpoint or self.is_directory
         self.has_odd_etags = False  # True once an ETag was not the MD5 of an object that was correct
 
-    def _address(self) -> str:
-        return s3options.address(self.store.root, self.endpoint, self.region, self._style)
+    def _ask(self, region: str) -> Route:
+        return route_of(self.store.root, self.store.options, self.store.endpoint, region)
 
     # --- signing
+
+    def target(self, url: str, headers: Mapping[str, str]) -> Target:
+        return Target.of(url, headers, self._route.proxies)
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         check_object(self.store, key)
@@ -79,36 +96,71 @@ class S3Client(Client):
         self, method: str, key: str, query: Query, headers: Mapping[str, str], body: bytes | memoryview
     ) -> tuple[str, Mapping[str, str]]:
         """Return the URL of a request and its signed headers. Those of a read are valid for any range."""
-        url = f'{self._base}/{urllib.parse.quote(key, safe="/~-_.")}'
-        if not key and urllib.parse.urlsplit(self._base).path:
-            url = self._base
-        if query:
-            url += '?' + '&'.join(f'{_quote(name)}={_quote(value)}' for name, value in query)
-        headers = {**headers, **self._payer}
-        if self._credentials.anonymous:
-            return url, headers
-        from botocore.awsrequest import AWSRequest
+        url, headers = self._url(key, query), {**headers, **self._payer}
+        if not self._route.in_session:
+            return url, await self._signed(method, url, headers, body, await self._keys(key))
+        session = await self._current_session()
+        return url, await self._signed(method, url, {**headers, TOKEN: session.session_token}, body, session)
 
-        from granular.aio.stores.s3.signing import UNSIGNED, Signer
+    def _url(self, key: str, query: Query) -> str:
+        base = self._route.base
+        url = f'{base}/{urllib.parse.quote(key, safe="/~-_.")}'
+        if not key and urllib.parse.urlsplit(base).path:
+            url = base
+        return url + ('?' + '&'.join(f'{_quote(name)}={_quote(value)}' for name, value in query) if query else '')
 
-        payload = UNSIGNED if body and url.startswith('https:') else (await digest('sha256', body)).hex()
-        with botocore_errors(self.store.url(key)):
-            frozen = checked(self.store.root, await self._credentials.frozen())
-        request = AWSRequest(method, url, headers=headers)
-        Signer(frozen, self.region, self._skew, payload).add_auth(request)
-        return url, dict(request.headers.items())
+    async def _keys(self, key: str) -> Any:
+        """Return the keys that sign requests; None to send them unsigned."""
+        if self._credentials is None:
+            return None
+        with credential_errors(self.store.url(key)):
+            return checked(self.store.root, await self._credentials.frozen())
+
+    async def _signed(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | memoryview, keys: Any
+    ) -> Mapping[str, str]:
+        if keys is None:
+            return headers
+        from granular.aio.stores.s3.signing import UNSIGNED, signed
+
+        unsigned = body and url.startswith('https:') and not self._route.signs_bodies
+        payload = UNSIGNED if unsigned else (await digest('sha256', body)).hex()
+        arguments = self._route, keys, method, url, headers, body, payload, self._skew
+        with credential_errors(self.store.root):
+            # Asymmetric signatures take milliseconds.
+            return await offload(signed, *arguments) if self._route.algorithm == ASYMMETRIC else signed(*arguments)
+
+    async def _current_session(self) -> Session:
+        """Return a session of the directory bucket, opened if there is none, or it is about to expire."""
+        if self._session is not None and time.monotonic() < self._session.expires:
+            return self._session
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._open_session())
+        return await result_of(self._opening)
+
+    async def _open_session(self) -> Session:
+        try:
+            name, url = self.store.root, self._url('', [('session', '')])
+            headers = await self._signed('GET', url, {}, b'', await self._keys(''))
+            # As part of the attempt of another request, it has no limits and retries of its own.
+            request, check = Outgoing(self.target(url, headers), 'GET'), functools.partial(opened, name=name)
+            self._session = session = await self.transport.send(request, name, check)
+            self.signed_for = session.signed_for
+            return session
+        finally:
+            self._opening = None
 
     async def find_credentials(self) -> bool:
-        return await self._credentials.renew()
+        had_session, self._session = self._session is not None, None
+        return (self._credentials is not None and await self._credentials.renew()) or had_session
 
     async def move(self, region: str) -> bool:
         # The endpoint of the options is never left, and an invalid region must not become part of a host name.
-        if self.endpoint or not _REGION.fullmatch(region):
+        if not (_LABEL if self.endpoint else _REGION).fullmatch(region):
             return False
         if region != self.region:
             logger.info('%s is in region %s, not %s', self.store.root, region, self.region)
-            self.region = region
-            self._base = self._address()
+            self._route, self.region = await offload(self._ask, region), region
         return True
 
     def set_clock(self, date: str) -> bool:
@@ -124,6 +176,16 @@ class S3Client(Client):
             "%s: this machine's clock is %s %s the store's: signing by the store's", self.store.root, abs(skew), side
         )
         return True
+
+    async def check_headers(self, body: bytes, md5: bytes | None = None) -> dict[str, str]:
+        """Return the headers by which the server checks a body that it receives, whose MD5 may be known."""
+        headers = {}
+        if not self.is_directory:  # which takes no MD5
+            headers['Content-MD5'] = base64.b64encode(md5 or await digest('md5', body)).decode()
+        if self.takes_crc32c:
+            crc = base64.b64encode(await digest('crc32c', body)).decode()
+            headers |= {'x-amz-checksum-crc32c': crc, 'x-amz-sdk-checksum-algorithm': 'CRC32C'}
+        return headers
 
     # --- requests
 
@@ -150,7 +212,7 @@ class S3Client(Client):
 
         async def make() -> Outgoing:
             url, signed = await self._sign(method, key, query, headers, body)
-            return Outgoing(Target.of(url, signed), method, body)
+            return Outgoing(self.target(url, signed), method, body)
 
         return await self.transport.call(make, self.recover, name, checked, statuses={*statuses, 404}, limit=limit)
 
@@ -167,7 +229,9 @@ class S3Client(Client):
             return s3replies.metadata_of(answer.head, name)
 
         async def attempt() -> ObjectMetadata:
-            metadata = await self.call('HEAD', key, check, headers=_READ_HEADERS, statuses=(200, 400, 403, 404))
+            metadata = await self.call(
+                'HEAD', key, check, headers=_READ_HEADERS, statuses=(200, 301, 307, 400, 403, 404)
+            )
             if not coding_of(metadata.headers.get('content-encoding', '')) or not metadata.size:
                 return metadata
             # The length may be that of a transfer that a proxy would compress.
@@ -198,6 +262,11 @@ class S3Client(Client):
     async def create_bucket(self) -> None:
         """Create the bucket, and verify that it exists."""
         name = self.store.root
+        if self.is_directory or self.store.bucket.startswith('arn:'):
+            raise InvalidArgumentError(
+                f'{name}: expected the name of a general purpose bucket to create, got a directory bucket or an access '
+                f'point: create it with the AWS command line'
+            )
 
         def check(answer: Answer) -> None:
             # The bucket may have been created by an earlier attempt whose reply was lost.
@@ -207,7 +276,7 @@ class S3Client(Client):
                 raise AlreadyExistsError(f'{name}: exists already ({code_of(answer.body)})')
 
         body = bucket_body(self.region)
-        headers = {'Content-MD5': md5_header(body)} if body else {}
+        headers = await self.check_headers(body) if body else {}
         for tries in range(_BUCKET_CHECKS):
             await self.call('PUT', '', check, headers=headers, body=body, statuses=(200, 409))
             with contextlib.suppress(NotFoundError):
@@ -236,17 +305,12 @@ class S3Client(Client):
         """Delete objects in one request. Missing objects are not an error."""
         body = delete_body(keys)
         check = functools.partial(s3replies.check_deleted, name=self.store.url(keys[0]), keys=keys)
-        headers = {'Content-MD5': md5_header(body), 'Content-Type': 'application/xml'}
+        headers = {**await self.check_headers(body), 'Content-Type': 'application/xml'}
         await self.call('POST', '', check, query=[('delete', '')], headers=headers, body=body, limit=_MAX_PAGE)
 
 
 class _UnexplainedError(GranularError):
     """An error status whose reply gives no reason."""
-
-
-def md5_header(data: bytes | memoryview) -> str:
-    """Return the value of Content-MD5, by which the server checks the body that it receives."""
-    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
 def _quote(text: str) -> str:

@@ -8,7 +8,7 @@ from granular._words import logger
 from granular.aio.http.transport import Answer
 from granular.aio.runtime.lock import Lock
 from granular.aio.stores.s3 import replies as s3replies
-from granular.aio.stores.s3.client import S3Client, md5_header
+from granular.aio.stores.s3.client import S3Client
 from granular.aio.stores.s3.documents import complete_body
 from granular.aio.stores.s3.replies import Part
 from granular.aio.stores.s3.uploads import abort
@@ -61,7 +61,7 @@ async def _refuses_to_replace(client: S3Client, key: str) -> bool:
 
     async def put() -> int:
         statuses = (200, *_REFUSED, 501)
-        headers = {**NEW, 'Content-MD5': md5_header(b'x')}
+        headers = {**NEW, **await client.check_headers(b'x')}
         return await client.call('PUT', key, _status, headers=headers, body=b'x', statuses=statuses)
 
     async def join() -> int:

@@ -35,7 +35,7 @@ class Copier(S3Writer):
     def __init__(self, client: S3Client, source: str, target: str, metadata: ObjectMetadata) -> None:
         super().__init__(client, target, False, _carried(metadata.headers))
         self._source_name, self._version = client.store.url(source), metadata.version
-        self._source = {'x-amz-copy-source': urllib.parse.quote(f'/{client.store.bucket}/{source}', safe='/~-_.')}
+        self._source = {'x-amz-copy-source': urllib.parse.quote(_source_of(client.store.bucket, source), safe='/~-_.')}
         if metadata.version:
             self._source['x-amz-copy-source-if-match'] = metadata.version
         self._size = metadata.size
@@ -77,6 +77,14 @@ class Copier(S3Writer):
     async def _verify(self, metadata: ObjectMetadata) -> None:
         if metadata.size != self._size:
             raise self.damaged(f'expected {self._size} bytes, as {self._source_name} has, got {metadata.size}')
+
+
+def _source_of(bucket: str, key: str) -> str:
+    """Return the source of a copy. What an ARN ends in may have colons in an address, and has slashes here."""
+    if not bucket.startswith('arn:'):
+        return f'/{bucket}/{key}'
+    *parts, resource = bucket.split(':', 5)
+    return ':'.join([*parts, resource.replace(':', '/')]) + f'/object/{key}'
 
 
 def _carried(headers: Mapping[str, str]) -> dict[str, str]:

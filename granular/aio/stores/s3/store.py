@@ -23,17 +23,14 @@ class S3Store(Bucket, RemoteStore[S3Client]):
 
     Options: ``key``, ``secret``, ``token``, ``profile``, ``anon``, ``endpoint_url``, ``region``, ``requester_pays``,
     ``tls_verify``, ``s3_additional_kwargs`` (headers of what is written, such as ``ServerSideEncryption``),
-    ``client_kwargs`` (``endpoint_url`` and ``region_name``) and ``config_kwargs`` (``s3={'addressing_style': ...}``).
-    ``key`` and ``secret`` are given together. Options that are not given come from the environment and from botocore's
-    credential chain and configuration, also the addressing style and the CA bundle.
+    ``client_kwargs`` (``endpoint_url`` and ``region_name``) and ``config_kwargs`` (those of botocore's ``Config``, such
+    as ``s3={'addressing_style': ...}`` or ``use_fips_endpoint``). ``key`` and ``secret`` are given together. What the
+    options do not say, botocore decides: by the environment, the configuration of AWS and its chain of credentials.
     """
 
     passes = 5
     option_names = OPTIONS
-    variables = (
-        *('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN', 'AWS_DEFAULT_PROFILE', 'AWS_PROFILE'),
-        *('AWS_SHARED_CREDENTIALS_FILE', 'AWS_CONFIG_FILE', 'AWS_CA_BUNDLE'),
-    )
+    variables = ('AWS_', 'REQUESTS_CA_BUNDLE')
     endpoint: endpoints.S3Endpoint
 
     def _find_endpoint(self) -> endpoints.S3Endpoint:
@@ -64,6 +61,10 @@ class S3Store(Bucket, RemoteStore[S3Client]):
     @property
     def ordered(self) -> bool:
         return not self.endpoint.url and not self.bucket.endswith(EXPRESS)
+
+    def _listing(self, key: str, prefix: str = '', delimiter: str = '') -> Listing:
+        # A directory bucket takes no other prefix than a folder.
+        return super()._listing(key, '' if self.bucket.endswith(EXPRESS) else prefix, delimiter)
 
     async def page(self, listing: Listing, limit: int = 0) -> Page:
         return await (await self.client()).page(listing, limit)

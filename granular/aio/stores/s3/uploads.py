@@ -23,12 +23,14 @@ async def uploads(client: S3Client, key: str) -> AsyncGenerator[Upload, None]:
     name = client.store.url(key)
     markers: Markers | None = None
     requested: set[Markers] = set()
+    # A directory bucket takes no other prefix than a folder.
+    prefix = key[: key.rfind('/') + 1] if client.is_directory else key
     while True:
-        query = [('uploads', ''), ('encoding-type', 'url'), ('prefix', key)]
+        query = [('uploads', ''), ('encoding-type', 'url'), ('prefix', prefix)]
         if markers is not None:
             requested.add(markers)
             query += [('key-marker', markers[0])] + ([('upload-id-marker', markers[1])] if markers[1] else [])
-        check = functools.partial(uploads_page, name=name, prefix=key, before=requested)
+        check = functools.partial(uploads_page, name=name, prefix=prefix, before=requested)
         found, markers = await client.call('GET', '', check, query=query, limit=16 * MiB)
         inside = [upload for upload in found if not key or f'{upload.key}/'.startswith(f'{key}/')]
         for upload in await gather([_with_size(client, upload) for upload in inside]):

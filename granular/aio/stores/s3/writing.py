@@ -1,6 +1,5 @@
 """Writers of S3 objects, which verify what they have published."""
 
-import base64
 import functools
 import hashlib
 import time
@@ -92,7 +91,7 @@ class S3Writer(PartWriter):
 
     async def send(self, number: int, data: bytes, last: bool) -> None:
         md5 = await digest('md5', data)
-        headers = await self._checksum_headers(md5, data)
+        headers = await self._client.check_headers(data, md5)
         check_etag = self._etag_check(md5.hex(), f'part {number + 1}')
 
         def check(answer: Answer) -> str:
@@ -133,7 +132,7 @@ class S3Writer(PartWriter):
     async def put(self, data: bytes) -> None:
         md5 = await digest('md5', data)
         self._etag = md5.hex()
-        headers = {**self._headers, **await self._checksum_headers(md5, data)}
+        headers = {**self._headers, **await self._client.check_headers(data, md5)}
         check_etag = self._etag_check(self._etag, 'the object', self._new)
 
         def check(answer: Answer) -> _Confirmation:
@@ -181,13 +180,6 @@ class S3Writer(PartWriter):
         if status == 501:
             raise _NoConditionsError(f'{self._name}: status 501, {code}')
         self.check_upload(answer)
-
-    async def _checksum_headers(self, md5: bytes, data: bytes) -> dict[str, str]:
-        headers = {'Content-MD5': base64.b64encode(md5).decode()}
-        if self._client.takes_crc32c:
-            crc = base64.b64encode(await digest('crc32c', data)).decode()
-            headers |= {'x-amz-checksum-crc32c': crc, 'x-amz-sdk-checksum-algorithm': 'CRC32C'}
-        return headers
 
     def _etag_check(self, md5: str, sent: str, may_differ: bool = False) -> Callable[[Answer], str]:
         """Return a check of the replies to data, which returns their ETag.
