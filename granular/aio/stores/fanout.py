@@ -1,6 +1,7 @@
 """Concurrent reads of byte ranges from many objects, with a single plan for all of them."""
 
 import contextvars
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
@@ -11,7 +12,7 @@ from granular.aio.runtime.buffers import keep_freed
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.stores import Request, Store, ranges
 from granular.errors import CorruptError, OutOfRangeError
-from granular.metrics import counters
+from granular.metrics import READ, counters, record_time, timing
 
 T = TypeVar('T')
 
@@ -72,7 +73,11 @@ async def read_all(store: Store, requests: Sequence[Request]) -> list[list[bytes
         if a < b
     ]
     read = store.read_fresh if past_caches.get() else store.read_many
-    pieces = ranges.cut(plan, await read(merged) if merged else [])
+    began = time.perf_counter()
+    replies = await read(merged) if merged else []
+    if timing.on:
+        record_time(READ + (store.root or 'file'), len(starts), time.perf_counter() - began)
+    pieces = ranges.cut(plan, replies)
     if len(requests) == 1:
         return [pieces]
     out, at = [], 0

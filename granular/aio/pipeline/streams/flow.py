@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from granular._words import logger
+from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import FITS, FREE, Terms, Turns
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.aio.runtime.tasks import settle
@@ -165,6 +166,10 @@ class Flow(abc.ABC):
     def inputs(self) -> 'Sequence[Flow]':
         """Return the stages whose elements this one uses: its parents, or those that an iterator of the user's runs."""
         return self.parents
+
+    def sources(self) -> list[Source]:
+        """Return the sources that are read."""
+        return [source for flow in self.inputs() for source in flow.sources()]
 
     def mixes(self) -> list[Any]:
         """Return the weights of the mixes by name that the elements come from, and checksums of those that ended."""

@@ -251,6 +251,9 @@ class Reading(Flow):
             'errors': self.errors.count,
         }
 
+    def sources(self) -> list[Source]:
+        return [self._read.source]
+
     def received(self, seconds: float) -> None:
         self.ahead.received(seconds)
 
