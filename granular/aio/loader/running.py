@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capturing
-from granular.aio.execution.prefetch import END, Prefetch
+from granular.aio.execution.prefetch import END, Crew, Prefetch
 from granular.aio.loader.collate import Assembly, Batch, Counts, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.cursor import Cursor
 from granular.aio.pipeline.epochs import Epochs, Loops
@@ -139,8 +139,8 @@ class Loading(Flow):
     def sources(self) -> list[Source]:
         return [self.source]
 
-    def bind(self, token: object) -> None:
-        self.ahead.token = token
+    def bind(self, token: object, crew: Crew) -> None:
+        self.ahead.bind(token, crew)
 
     def summary(self) -> ExecutionSummary:
         """Return where the time went, from the source to the consumer."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from granular._words import logger
+from granular.aio.execution.prefetch import Crew
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import FITS, FREE, Terms, Turns
 from granular.aio.pipeline.transforms import DatasetOptions
@@ -205,10 +206,13 @@ class Flow(abc.ABC):
     def unmark(self, mark: Any) -> Any:
         return mark
 
-    def bind(self, token: object) -> None:
-        """Bind the stage to the iterator with this token, which its functions may not use. Call it before it starts."""
+    def bind(self, token: object, crew: Crew) -> None:
+        """Bind the stage to the iterator with this token, which its functions may not use, and to the threads of it.
+
+        Call it before it starts.
+        """
         for parent in self.parents:
-            parent.bind(token)
+            parent.bind(token, crew)
 
     def set_strict(self, strict: bool) -> None:
         """Set whether this stage and those before it refuse the state of a different pipeline."""
