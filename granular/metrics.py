@@ -12,9 +12,10 @@ buckets and hosts (never keys, queries or users), outcomes, and stages of pipeli
 import dataclasses
 import itertools
 import threading
+import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal, NamedTuple, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
 from granular._redact import hidden
 from granular._words import counted
@@ -33,6 +34,9 @@ __all__ = [
     'snapshot',
     'time_stages',
 ]
+
+P = ParamSpec('P')
+T = TypeVar('T')
 
 BOUNDS: Final = tuple(2.0**power for power in range(-14, 7))
 """Upper bounds of the buckets of a histogram, in seconds: powers of two from 61 us to 64 s. The last has no bound."""
@@ -200,8 +204,8 @@ class StageMetrics(_Fields):
     """Time spent in a stage of pipelines, while ``time_stages`` is on.
 
     Attributes:
-      count: datapoints, or batches, that were produced.
-      seconds: seconds, summed over threads and processes.
+      count: datapoints, or batches, that were produced; values that were decoded; byte ranges that were read.
+      seconds: seconds, summed over threads and processes, and over the reads that are in progress at a time.
     """
 
     count: int = 0
@@ -221,7 +225,8 @@ class Metrics(_Fields):
       wait: seconds that consumers waited for an item, by ``loader``, ``stream`` and ``interleave`` (for the next of the
         interleaved streams).
       consumer: seconds that they spent between two items, likewise.
-      stages: time in stages of pipelines, by description.
+      stages: time in stages of pipelines, by description; of decoding, by type, as ``decode jpg``; and of reads, by
+        store, as ``read s3://bucket``.
     """
 
     stores: dict[str, StoreMetrics] = dataclasses.field(default_factory=dict)
@@ -252,6 +257,14 @@ class Metrics(_Fields):
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data, for JSON; histograms as ``counts`` and ``sum``."""
         return dataclasses.asdict(self)
+
+
+READ: Final = 'read '
+"""Begin of the names of stages that are reads, each of a store."""
+DECODE: Final = 'decode '
+"""Begin of the names of stages that decode, each values of a type."""
+PARTS: Final = (READ, DECODE)
+"""Begins of the names of what data sources do, in all pipelines of a process."""
 
 
 class Timing:
@@ -321,6 +334,28 @@ def io_stats() -> dict[str, int]:
         'block_hits': now.block_hits,
         'block_misses': now.block_misses,
     }
+
+
+def record_time(stage: str, count: int, seconds: float) -> None:
+    """Add to the time of a stage in which it produced so many datapoints, batches, values or ranges."""
+    times = counters.stage(stage)
+    times.count += count
+    times.seconds += seconds
+
+
+def timed(stage: str, call: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that adds the time of each of its calls to that of a stage, if stages are timed."""
+    if not timing.on:
+        return call
+
+    def counted_call(*args: P.args, **options: P.kwargs) -> T:
+        began = time.perf_counter()
+        try:
+            return call(*args, **options)
+        finally:
+            record_time(stage, 1, time.perf_counter() - began)
+
+    return counted_call
 
 
 class Sample(NamedTuple):

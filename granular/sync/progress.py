@@ -13,8 +13,8 @@ from granular._lazy import import_extra
 from granular._other_names import answering
 from granular._words import counted
 from granular.aio.loader.loader import LoaderHandle, remaining_batches
-from granular.aio.pipeline.describe import times
-from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.cursor import Cursor
+from granular.aio.pipeline.summary import ExecutionSummary, StageSummary, Times
 from granular.errors import InvalidArgumentError
 from granular.metrics import io_stats, timing
 
@@ -39,7 +39,8 @@ def progress(items: Iterable[T], total: int | None = None, summary: bool = False
       items: a Loader, a DataLoader, an IterDataset or its iterator, or any iterable.
       total: the number of items, if known; by default the batches that follow of a Loader over a finite source. Without
         it, only the number of items so far is shown.
-      summary: time the stages, also in worker processes, and print a table of them and the totals at the end.
+      summary: time the stages, also in worker processes, and print the table of ``execution_summary``, and the totals,
+        at the end.
 
     Raises:
       MissingExtraError: if rich is not installed.
@@ -76,6 +77,10 @@ def _with_bar(items: Iterable[T], total: int | None, summary: bool) -> Generator
         own = str(getattr(getattr(type(iterator), 'stats', None), '__module__', '')).startswith('granular.')
         stats: Callable[[], dict[str, float]] = iterator.stats if own else dict
         console = Console(stderr=True)
+        # A stream, or a Loader, which is its own iterator.
+        cursor = getattr(iterator, '_cursor', None) or getattr(iterator, '_core', None)
+        flow = cursor.flow if isinstance(cursor, Cursor) else None
+        times = Times([] if flow is None else flow.sources())
         start, waited, count = time.perf_counter(), 0.0, 0
         try:
             with (_line if console.is_jupyter else _bar)(console, total) as show:
@@ -89,7 +94,10 @@ def _with_bar(items: Iterable[T], total: int | None, summary: bool) -> Generator
                     asked = time.perf_counter()
         finally:
             if summary:
-                console.print(_summary(items, iterator))
+                consumer = StageSummary('consumer', count, time.perf_counter() - start - waited, waited)
+                stages = [] if flow is None else times.stages(flow.sources())
+                table = ExecutionSummary([*times.parts(), *stages], [consumer])
+                console.print(str(table), highlight=False, soft_wrap=True)
                 totals = '\n'.join(f'{name:<18} {value:,.6g}' for name, value in stats().items())
                 console.print(totals, highlight=False)
 
@@ -158,16 +166,3 @@ def _figures(stats: dict[str, float], count: int, seconds: float, waited: float)
     if stats.get('errors'):
         parts.append(counted(int(stats['errors']), 'error'))
     return '  '.join(parts)
-
-
-def _summary(items: Any, iterator: Any) -> Any:
-    """Return a table of the stages: the elements that each produced, and the time that it took, over all threads."""
-    from rich.table import Table
-
-    table = Table('stage', 'elements', 'seconds in threads', 'us each')
-    source = getattr(getattr(items, 'aio', items), 'source', None)  # of a Loader
-    stream = getattr(getattr(iterator, '_cursor', items), '_stream', None)
-    for stage in [source] if isinstance(source, Source) else [] if stream is None else stream.roots():
-        for description, count, seconds in times(stage):
-            table.add_row(description, f'{count:,}', f'{seconds:,.3f}', f'{seconds / count * 1e6:,.1f}')
-    return table

@@ -137,7 +137,7 @@ def test_summary_shows_elements_and_times_of_each_stage():
         state = iterator.get_state()
     assert [(row.stage.split('(')[0], row.elements) for row in rows] == [
         ('range', 40), ('map', 40), ('filter', 40), ('to_iter_dataset', 20), ('batch', 4), ('flat_map', 20),
-        ('prefetch', 20),
+        ('prefetch', 20), ('consumer', 20),
     ]  # fmt: skip
     assert max(rows[:3], key=lambda row: row.seconds).stage == 'map(slow)'
     assert all(row.seconds >= 0 and row.wait_seconds >= 0 for row in rows)
@@ -150,8 +150,8 @@ def test_summary_shows_elements_and_times_of_each_stage():
 def test_options_of_earlier_stages_trace_later_ones():
     timed = MapDataset.range(9).to_iter_dataset().with_options(DatasetOptions(stage_timing=True)).map(str)
     for stream, expected in (
-        (timed, ['range(0, 9)', 'map(str)', 'to_iter_dataset()']),
-        (timed.batch(2), ['range(0, 9)', 'map(str)', 'to_iter_dataset()', 'batch(2)']),
+        (timed, ['range(0, 9)', 'map(str)', 'to_iter_dataset()', 'consumer']),
+        (timed.batch(2), ['range(0, 9)', 'map(str)', 'to_iter_dataset()', 'batch(2)', 'consumer']),
         (IterDataset.zip([timed, timed.batch(1)]), None),
         (IterDataset.interleave([timed, timed.batch(1)], 2).limit(7), None),
     ):
@@ -265,9 +265,9 @@ def test_debug_mode_logs_the_stages_that_subclasses_read(caplog):
     ):
         assert messages.count(message) == 1, message
     # Stages within a subclass of MapDataset are timed as a part of it, those before one of IterDataset by themselves.
-    assert [(row.stage, row.elements) for row in rows if row.stage != 'range(0, 9)'][-6:] == [
+    assert [(row.stage, row.elements) for row in rows if row.stage != 'range(0, 9)'][-7:] == [
         ('map(first)', 3), ('to_iter_dataset()', 3), ('Negated', 3), ('batch(2)', 2), ('Negated', 2),
-        ('flat_map(list)', 3),
+        ('flat_map(list)', 3), ('consumer', 3),
     ]  # fmt: skip
     assert messages.count('map(first): step 2: 7') == 2
 

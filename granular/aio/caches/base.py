@@ -23,7 +23,7 @@ from granular.config import MiB
 from granular.errors import EncodeError, InvalidArgumentError
 from granular.formats.serialization import decode, encode
 from granular.indexing import index_of, indices_of
-from granular.metrics import counters
+from granular.metrics import DECODE, counters, timed
 
 Function = Callable[[Any], Any] | MapTransform[Any, Any]
 _NONE: Final = encode(None)
@@ -118,11 +118,11 @@ class Cache(DataSource, Awaited, AsyncResource):
         if missing := [position for position, entry in entries.items() if entry is None]:
             entries.update(await self._fill(missing))
         counters.cached += len(unique) - len(missing)
-        requested = [entries[position] for position in positions]
+        requested, value = [entries[position] for position in positions], timed(f'{DECODE}cache', self._value)
         if self._plain and sum(len(entry) for entry in requested if isinstance(entry, range | bytes)) <= _INLINE:
-            return [self._value(entry, 0) if isinstance(entry, range | bytes) else entry for entry in requested]
+            return [value(entry, 0) if isinstance(entry, range | bytes) else entry for entry in requested]
         doing = 'reading' if self._transform is None else 'transforming'
-        return await map_in_threads([self._value], requested, doing, positions)
+        return await map_in_threads([value], requested, doing, positions)
 
     async def _read(self, missing: Sequence[int]) -> dict[int, Any]:
         """Read values from the source and return their records; a Failure for each value that failed to load."""

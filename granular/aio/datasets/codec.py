@@ -1,5 +1,6 @@
 """Run encoders and decoders: inline if they are cheap, in the thread pool if they would block the event loop."""
 
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -15,6 +16,7 @@ from granular.config import MiB
 from granular.errors import DatapointKeysError, DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
 from granular.formats import layout
 from granular.formats.base import Decoder, Encoder
+from granular.metrics import DECODE, record_time, timed, timing
 
 Encoders = Mapping[str, Encoder] | None
 Decoders = Mapping[str, Decoder] | None
@@ -123,6 +125,7 @@ def decode_now(field: Field, records: Sequence[bytes], locate: Locate) -> list[A
     if field.fn is raw:
         return list(records)
     out: list[Any] = []
+    began = time.perf_counter() if timing.on else None
     try:
         out.extend(map(field.fn, records))
     except MemoryError:
@@ -130,6 +133,9 @@ def decode_now(field: Field, records: Sequence[bytes], locate: Locate) -> list[A
     except Exception as error:
         # The list has the values decoded before the failure, so its length is the index.
         raise decode_error(*locate(field, len(out)), field, records[len(out)], error) from error
+    finally:
+        if began is not None:
+            record_time(_stage(field), len(out), time.perf_counter() - began)
     return out
 
 
@@ -145,7 +151,12 @@ async def _decode(field: Field, records: Sequence[bytes], locate: Locate) -> lis
         except Exception as error:
             raise decode_error(*locate(field, i), field, records[i], error) from error
 
-    return await map_threads(call, len(records))
+    return await map_threads(timed(_stage(field), call), len(records))
+
+
+def _stage(field: Field) -> str:
+    """Return the name of decoding values of a field, for its time."""
+    return DECODE + field.kind
 
 
 def decode_error(name: str, index: int | str, field: Field, record: bytes, error: Exception) -> DecodeError:

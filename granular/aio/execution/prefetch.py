@@ -53,6 +53,47 @@ class _Item(Generic[T]):
             self.value, self.task = task.result(), None
 
 
+class Crew:
+    """The threads of an iterator, which all of its prefetches share, however many streams it combines.
+
+    One lane computes items that never wait, one after the other. If they are slow, it has a thread for each core. Pools
+    decode and transform, one for each number of threads.
+    """
+
+    def __init__(self) -> None:
+        self._pools: dict[int, Threads] = {}
+        self._lane: Threads | None = None
+        self._retired: list[Threads] = []
+        self._width = 1  # threads in the lane
+
+    def pool(self, workers: int, kind: str) -> Threads:
+        """Return the threads that decode and transform; with 1, functions are called one at a time."""
+        if (pool := self._pools.get(workers)) is None:
+            pool = self._pools[workers] = Threads(workers, f'granular-{kind}')
+        return pool
+
+    def lane(self, kind: str) -> Threads:
+        """Return the threads that compute items."""
+        if self._lane is None:
+            self._lane = Threads(self._width, f'granular-{kind}-lane')
+        return self._lane
+
+    def widen_lane(self) -> None:
+        """Compute one item per core: slow items release the interpreter lock, as image decoders do."""
+        if self._width == 1:
+            self._width = CORES
+            if self._lane is not None:
+                self._retired.append(self._lane)
+            self._lane = None
+
+    def retire(self) -> None:
+        """Let the threads end after the calls that are queued."""
+        pools = [*self._pools.values(), *self._retired, *([] if self._lane is None else [self._lane])]
+        self._pools, self._lane, self._retired = {}, None, []
+        for threads in pools:
+            threads.retire()
+
+
 class Prefetch(Generic[T]):
     """Computes items by position, up to ``depth`` of them ahead of the next one.
 
@@ -104,10 +145,7 @@ class Prefetch(Generic[T]):
         self._spent = 0.0  # seconds from there to the request for the next one
         self._arriving = False  # True until its consumer has received it
         self._items: collections.deque[_Item[T]] = collections.deque()
-        self._pool: Threads | None = None
-        self._lane: Threads | None = None
-        self._retired: list[Threads] = []
-        self._width = 1  # threads in the lane
+        self._crew = self._own_crew = Crew()
         self._long = 0  # slow items, one after the other
         self._waits = False  # True if items wait, for example for a bucket
         self._closed = False
@@ -115,6 +153,10 @@ class Prefetch(Generic[T]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._wait_times, self._consumer_times = counters.times(self._kind)
+
+    def bind(self, token: object, crew: Crew) -> None:
+        """Compute items for the iterator with this token, in its threads. Call it before any is computed."""
+        self.token, self._crew = token, crew
 
     @property
     def position(self) -> int:
@@ -312,9 +354,7 @@ class Prefetch(Generic[T]):
 
     def using_pool(self) -> '_Using':
         """Return a context manager in which blocking calls run in threads of this object."""
-        if self._pool is None:
-            self._pool = Threads(self._workers, f'granular-{self._kind}')
-        return _Using(self._pool)
+        return _Using(self._crew.pool(self._workers, self._kind))
 
     async def _run(self, position: int, count: int) -> T:
         capturing.set(self._captures)  # in the context of this task alone, as is the next mark
@@ -322,9 +362,7 @@ class Prefetch(Generic[T]):
         with self.using_pool():
             if self._waits or self._workers == 1:  # the thread of the lane would be a second one
                 return await self._compute(position, count)
-            if self._lane is None:
-                self._lane = Threads(self._width, f'granular-{self._kind}-lane')
-            started = await start_inline(lambda: self._timed(position, count), self._lane)
+            started = await start_inline(lambda: self._timed(position, count), self._crew.lane(self._kind))
             if not isinstance(started, Rest):
                 return started
             self._waits, self.cheap = True, False
@@ -335,26 +373,19 @@ class Prefetch(Generic[T]):
         item = await self._compute(position, count)
         self.cheap = not self._waits and timer.wall < _CHEAP
         self._long = self._long + 1 if timer.wall > max(_LONG, _LONG_EACH * self._weight * count) else 0
-        if self._long > _PATIENCE and self._width == 1:
-            # Slow items release the interpreter lock, as image decoders do: compute one item per core.
-            self._width = CORES
-            if self._lane is not None:
-                self._retired.append(self._lane)
-            self._lane = None
+        if self._long > _PATIENCE:
+            self._crew.widen_lane()
         return item
 
     async def aclose(self) -> None:
-        """Cancel the items in progress and shut down the threads. Further calls do nothing."""
+        """Cancel the items in progress, and shut down threads of its own. Further calls do nothing."""
         self._closed = True
         if self._items:
             await to_loop()
             self._frontier, tasks = self.position, [item.task for item in self._items if item.task is not None]
             self._items.clear()
             await end_tasks(tasks)
-        pools = [pool for pool in (self._pool, self._lane, *self._retired) if pool is not None]
-        self._pool, self._lane, self._retired = None, None, []
-        for threads in pools:
-            threads.retire()
+        self._own_crew.retire()
 
 
 class _Clock:

@@ -25,7 +25,7 @@ from granular.aio.runtime.tracebacks import summary
 from granular.aio.runtime.user_functions import CONTROL, await_user, function_error
 from granular.errors import WorkerError
 from granular.formats.checksums import crc32c
-from granular.metrics import Metrics, counters, timing
+from granular.metrics import PARTS, Metrics, counters, timing
 
 
 class Stage(Protocol):
@@ -216,7 +216,8 @@ class _Outbox:
 
     def _report(self) -> Report:
         metrics = counters.copy()
-        metrics.stages = {}
+        # The others are added up by the stages of the process that started this one.
+        metrics.stages = {name: times for name, times in metrics.stages.items() if name.startswith(PARTS)}
         now = [stage.spent_times() for stage in self._stages]
         added = [(a - c, b - d) for (a, b), (c, d) in zip(now, self._reported, strict=True)]
         self._reported = now

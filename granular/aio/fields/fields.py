@@ -27,6 +27,7 @@ from granular.aio.runtime.threads import call_or_await, map_threads
 from granular.aio.runtime.user_functions import await_user
 from granular.errors import DatapointError, InvalidArgumentError
 from granular.indexing import Ints
+from granular.metrics import DECODE, timed
 
 _DEEP: Final = 32  # maximum depth of nested wrappers of another library
 
@@ -295,7 +296,7 @@ class Methods(Adapter):
                 raise
 
         if not inspect.iscoroutinefunction(method):
-            return await map_threads(call, len(numbers))
+            return await map_threads(timed(f'{DECODE}field {field}', call), len(numbers))
         await to_loop()
         return await gather([wait(i) for i in range(len(numbers))])
 

@@ -14,6 +14,7 @@ from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.indices import recurring
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import VERSION, check_plain, check_version
+from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
 from granular.errors import InvalidArgumentError, StateError
 from granular.indexing import MOST_WORKERS, check_integer
@@ -140,6 +141,26 @@ class LoaderHandle(abc.ABC):
         rates = {'batches_per_second': counts.batches / seconds, 'bytes_per_second': counts.bytes / seconds}
         read_ahead = {'ready': ready, 'in_flight': in_flight}
         return {**counts._asdict(), **rates, **times, **read_ahead, 'errors': flow.errors.count}
+
+    def execution_summary(self) -> ExecutionSummary:
+        """Return where the time went: a table of reads, decoding, the stages of the source, and the consumer.
+
+        ::
+
+            granular.metrics.time_stages()
+            for batch in loader:
+                train_step(batch)
+            print(loader.execution_summary())  # and its bottleneck
+
+        Returns:
+          As ``execution_summary`` of the iterator of a stream, from the first batch on.
+
+        Raises:
+          InvalidArgumentError: if nothing was timed.
+        """
+        if len(summary := self._core.flow.summary()) == 1:
+            raise InvalidArgumentError('nothing was timed: call granular.metrics.time_stages() before the first batch')
+        return summary
 
     @property
     def errors(self) -> list[tuple[int, str]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capturing
-from granular.aio.execution.prefetch import END, Prefetch
+from granular.aio.execution.prefetch import END, Crew, Prefetch
 from granular.aio.loader.collate import Assembly, Batch, Counts, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.cursor import Cursor
 from granular.aio.pipeline.epochs import Epochs, Loops
@@ -17,6 +17,7 @@ from granular.aio.pipeline.nodes.source import Source, length_of
 from granular.aio.pipeline.position import FREE, Terms, Turns
 from granular.aio.pipeline.shards import warn_of_no_shard
 from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.summary import ExecutionSummary, StageSummary, Times
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.lifecycle import Computing
 from granular.errors import ClosedError, DatapointError, GranularError, InvalidArgumentError
@@ -65,6 +66,7 @@ class Loading(Flow):
         self._reported = -1  # where the last batch begins of which failures were reported
         self.counts = Counts()
         self._counted = self.counts  # before the last batch
+        self.times = Times(self.sources())
 
     def __getstate__(self) -> dict[str, Any]:
         with contextlib.suppress(GranularError):  # it is raised by the iteration
@@ -134,8 +136,16 @@ class Loading(Flow):
                 break
         raise datapoint.release()
 
-    def bind(self, token: object) -> None:
-        self.ahead.token = token
+    def sources(self) -> list[Source]:
+        return [self.source]
+
+    def bind(self, token: object, crew: Crew) -> None:
+        self.ahead.bind(token, crew)
+
+    def summary(self) -> ExecutionSummary:
+        """Return where the time went, from the source to the consumer."""
+        consumer = StageSummary('consumer', self.counts.batches, self.ahead.consumed, self.ahead.waited)
+        return ExecutionSummary([*self.times.parts(), *self.times.stages(self.sources())], [consumer])
 
     def received(self, seconds: float) -> None:
         self.ahead.received(seconds)

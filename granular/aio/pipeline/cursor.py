@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from granular.aio.execution.hand_over import HandOver
-from granular.aio.execution.prefetch import END
+from granular.aio.execution.prefetch import END, Crew
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.portal import run
@@ -21,8 +21,8 @@ class Cursor(HandOver[Any], Running):
 
     def __init__(self, flow: Flow) -> None:
         super().__init__()
-        self.flow = flow
-        flow.bind(self.token)
+        self.flow, self._crew = flow, Crew()
+        flow.bind(self.token, self._crew)
         self._calls_functions = _calls_functions(flow)
         self._before: Any = None  # the mark before the last operation
         self._astray = False  # True if the flow must go back to it: the last operation is unfinished, or it failed
@@ -122,7 +122,10 @@ class Cursor(HandOver[Any], Running):
         await super().aclose()
 
     async def _close(self) -> None:
-        await self.flow.aclose()
+        try:
+            await self.flow.aclose()
+        finally:
+            self._crew.retire()
 
 
 def _calls_functions(flow: Flow) -> bool:

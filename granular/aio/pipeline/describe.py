@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from granular._words import logger
-from granular.aio.pipeline.nodes.source import Source
 from granular.errors import ClosedError, StateError
 from granular.shuffle import Blocks
 
@@ -57,13 +56,6 @@ def format_pipeline(stage: Any) -> str:
     width = max(len(description) for description, _ in lines)
     length_width = max(len(length) for _, length in lines)
     return '\n'.join(f'{description:<{width}}  {length:>{length_width}}'.rstrip() for description, length in lines)
-
-
-def times(stage: Any) -> list[tuple[str, int, float]]:
-    """Return description, element count, and seconds summed over all threads for each stage that was timed."""
-    entries = [entry for parent in stage.parents for entry in times(parent)]
-    count, seconds = stage.spent_times() if isinstance(stage, Source) else (0, 0.0)
-    return [*entries, (stage.describe(), count, seconds)] if count else entries
 
 
 def fingerprint(stage: Any) -> list[str]:

@@ -12,7 +12,8 @@ from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resiz
 from granular.aio.pipeline.position import VERSION, check_plain, check_version, restoring
 from granular.aio.pipeline.streams.flow import restore_checked
 from granular.aio.pipeline.streams.stream import Stream
-from granular.aio.pipeline.streams.tracing import StageSummary, summary_of, trace_of, traced
+from granular.aio.pipeline.streams.tracing import Tracing, trace_of, traced
+from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
 from granular.indexing import check_integer
@@ -183,28 +184,30 @@ class CursorHandle(abc.ABC):
         """
         return self._cursor.stats()
 
-    def execution_summary(self) -> list[StageSummary]:
-        """Return, for each stage from the source to the output, its elements and where the time went.
+    def execution_summary(self) -> ExecutionSummary:
+        """Return where the time went: a table of reads, decoding, the stages from the source to the output, and the
+        consumer.
 
         ::
 
             stream = stream.with_options(granular.DatasetOptions(stage_timing=True))
             with iter(stream) as iterator:
                 next(iterator)
-                slowest = max(iterator.execution_summary(), key=lambda stage: stage.seconds)
+                print(iterator.execution_summary())  # and its bottleneck
 
         Returns:
-          Named tuples ``(stage, elements, seconds, wait_seconds)``: the description of the stage, the elements that it
-          yielded, the seconds that it computed, over all threads, and those that it waited for the stages before it.
+          A list of named tuples ``(stage, elements, seconds, wait_seconds)``: a description, the elements that were
+          yielded, the seconds that they took, over all threads, and those of waiting for the stages before. Its
+          ``bottleneck`` is the one that limits the rate.
 
         Raises:
           InvalidArgumentError: if the stages are not timed.
         """
-        if not (stages := summary_of(self._cursor_for('execution_summary').flow)):
+        if not isinstance(flow := self._cursor_for('execution_summary').flow, Tracing):
             raise InvalidArgumentError(
                 'the stages are not timed: call with_options(DatasetOptions(stage_timing=True)) of the stream'
             )
-        return stages
+        return flow.summary()
 
     @property
     def errors(self) -> list[tuple[int, str]]:

@@ -184,7 +184,8 @@ class ReadOptions:
         stream = dataset.to_iter_dataset(options)
 
     Args:
-      num_threads: threads that decode and transform; with 1, one datapoint at a time. Reads need no threads.
+      num_threads: threads that decode and transform, which the streams of a mix share; with 1, one datapoint at a time.
+        Reads need no threads.
       prefetch_buffer_size: maximum number of elements to read ahead; with 0, only one or two elements.
       memory: maximum number of bytes of elements to read ahead, and of datapoints that are decoded for them at a time,
         estimated from those so far; at least one element is read ahead.

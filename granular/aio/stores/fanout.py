@@ -2,6 +2,7 @@
 
 import contextvars
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
@@ -14,7 +15,7 @@ from granular.aio.stores import Request, Store, ranges
 from granular.aio.stores.base import Spans
 from granular.errors import CorruptError, OutOfRangeError
 from granular.indexing import Ints
-from granular.metrics import counters
+from granular.metrics import READ, counters, record_time, timing
 
 T = TypeVar('T')
 
@@ -95,4 +96,8 @@ async def read_ranges(
     owners = plan.starts >> _BITS
     zero = owners << _BITS
     spans = Spans(objects, owners.tolist(), (plan.starts - zero).tolist(), (plan.stops - zero).tolist())
-    return ranges.cut(plan, await store.read_spans(spans, past_caches.get()))
+    began = time.perf_counter()
+    replies = await store.read_spans(spans, past_caches.get())
+    if timing.on:
+        record_time(READ + (store.root or 'file'), len(starts), time.perf_counter() - began)
+    return ranges.cut(plan, replies)

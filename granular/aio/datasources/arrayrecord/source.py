@@ -24,7 +24,7 @@ from granular.aio.stores import Request, Store
 from granular.config import MiB
 from granular.errors import GranularError, InvalidArgumentError, OutOfRangeError
 from granular.indexing import Ints, grouped
-from granular.metrics import counters
+from granular.metrics import DECODE, counters, timed
 
 _SLICED: Final = re.compile(r'(.*)\[(\d{1,18}):(\d{1,18})\]', re.DOTALL)
 _PAGE: Final = 4 * MiB
@@ -255,9 +255,8 @@ class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
             await offload(_check, reads, raw)
 
         out: list[bytes] = [b''] * len(wanted)
-        for read, records in zip(
-            reads, await map_threads(lambda k: _decode(reads[k], raw[k]), len(reads)), strict=True
-        ):
+        decode = timed(f'{DECODE}arrayrecord', lambda k: _decode(reads[k], raw[k]))
+        for read, records in zip(reads, await map_threads(decode, len(reads)), strict=True):
             for target, record in zip(read.targets, records, strict=True):
                 out[target] = record
         return out

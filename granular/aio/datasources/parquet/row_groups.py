@@ -19,6 +19,7 @@ from granular.aio.stores import Request
 from granular.errors import CorruptError, DatapointError
 from granular.formats.arrow_values import values_of
 from granular.indexing import Ints, grouped, placed
+from granular.metrics import DECODE, timed
 
 T = TypeVar('T')
 Values = dict[str, list[Any]]
@@ -207,7 +208,8 @@ class RowGroups:
                         raise
                 raise
 
-        return {key: column for part in await map_threads(decode_part, len(parts)) for key, column in part.items()}
+        decoded = await map_threads(timed(f'{DECODE}parquet', decode_part), len(parts))
+        return {key: column for part in decoded for key, column in part.items()}
 
     def _select_rows(
         self, positions: Ints, groups: list[tuple[int, Ints]], names: tuple[str, ...], columns: dict[Key, Any]

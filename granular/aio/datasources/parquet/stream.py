@@ -14,6 +14,7 @@ from granular.aio.datasources.parquet.interleave import RowOrder
 from granular.aio.datasources.parquet.row_groups import distinct
 from granular.aio.datasources.parquet.source import ParquetDataSource, is_found, part_of, row_groups_of, stored_columns
 from granular.aio.execution.failures import Failure, OnError
+from granular.aio.execution.prefetch import Crew
 from granular.aio.pipeline.describe import check_size
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.adapters import convert
@@ -272,7 +273,7 @@ class ReadingRows(Flow):
         self._read, self._rows = read, rows_of(read.source)
         self._inner: tuple[_FileLayout, Reading] | None = None
         self.turns, self.keeps_host = read.turns, read.drops
-        self._token: object = None
+        self._binding: tuple[object, Crew] = None, Crew()
         self.calls_functions: bool = callable(read.on_error)
 
     @property
@@ -295,8 +296,8 @@ class ReadingRows(Flow):
     def even(self) -> bool:
         return self.hosts == 1 if self._inner is None else super().even
 
-    def bind(self, token: object) -> None:
-        self._token = token
+    def bind(self, token: object, crew: Crew) -> None:
+        self._binding = token, crew
 
     async def _ready(self) -> tuple[_FileLayout, Reading]:
         if self._inner is None:
@@ -307,7 +308,7 @@ class ReadingRows(Flow):
             if self._rows.options is None:
                 read = read.replaced(options=ReadOptions(prefetch_buffer_size=8 * chunk))
             reading = Reading(read, chunk)
-            reading.bind(self._token)
+            reading.bind(*self._binding)
             if self.keeps_host:
                 reading.keep_host()
             self._inner, self.parents = (layout, reading), (reading,)

@@ -16,7 +16,7 @@ from granular._other_names import Elementless, Unindexed
 from granular._words import counted
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
 from granular.aio.pipeline.data_source import as_data_source, file_bytes
-from granular.aio.pipeline.nodes.source import Source, estimate_nbytes, length_of, map_in_threads
+from granular.aio.pipeline.nodes.source import Source, estimate_nbytes, length_of, map_in_threads, timed
 from granular.aio.runtime.buffers import read_only
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import gather
@@ -87,6 +87,8 @@ def convert(source: Any) -> Source:
 class _Adapter(Source):
     """An object of another type, ``root``, wrapped as a source."""
 
+    _is_own = False  # True for a reader of this package, whose reads and decoding are timed where they are made
+
     def __init__(self, source: Any, method: str = '', mask: Sequence[str] | None = None) -> None:
         self.root, self._method, self._mask = source, method, mask
         # True if states name its length and bytes, which its description does not.
@@ -131,6 +133,11 @@ class _Adapter(Source):
             self._file_bytes = file_bytes(self._told, self._mask)
         return self._file_bytes
 
+    def _record(self, count: int, began: float) -> None:
+        """Add the time since calls of the object began, which returned so many datapoints."""
+        if timing.on:
+            self.record_time(count, time.perf_counter() - began)
+
     def _metrics_label(self) -> str:
         return type(self.root).__name__  # its description may have an address, or data
 
@@ -150,11 +157,10 @@ class _Adapter(Source):
     def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]: ...
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        began = time.perf_counter()
         try:
             datapoints = await self._fetch(indices)
-            if timing.on:
-                self.record_time(len(datapoints), time.perf_counter() - began)
+            if self._is_own and timing.on:
+                self.record_time(len(datapoints), 0.0)
             if datapoints:
                 self.largest = max(self.largest, estimate_nbytes(datapoints) // len(datapoints))
             return datapoints
@@ -185,7 +191,10 @@ class Fetching(_Adapter):
 
     async def _awaited(self, indices: ArrayLike, options: dict[str, Any]) -> list[Any]:
         await to_loop()  # most awaits of a user's coroutine need one
-        return self._one_for_each(indices, await await_user(self.root.fetch(indices, **options)))
+        began = time.perf_counter()
+        datapoints = self._one_for_each(indices, await await_user(self.root.fetch(indices, **options)))
+        self._record(len(datapoints), began)
+        return datapoints
 
 
 class _Blocking(_Adapter):
@@ -196,7 +205,14 @@ class _Blocking(_Adapter):
         if self._mask is not None:
             method = functools.partial(method, mask=self._mask)
         steps = np.asarray(indices).tolist()
-        return self._one_for_each(steps, await offload(method, steps))
+
+        def call() -> Any:
+            began = time.perf_counter()
+            datapoints = method(steps)
+            self._record(len(steps), began)
+            return datapoints
+
+        return self._one_for_each(steps, await offload(call))
 
     def select(self, fields: Sequence[str]) -> Self | None:
         if takes_mask(self.root):
@@ -225,7 +241,7 @@ class _Called(_Adapter):
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices).tolist()
         method = self.root if self._method == '__call__' else getattr(self.root, self._method)
-        return await map_in_threads([lambda _, step: method(step)], [...] * len(steps), 'loading', steps)
+        return await map_in_threads([timed(self, lambda _, step: method(step))], [...] * len(steps), 'loading', steps)
 
 
 class _InMemory(_Adapter):
@@ -240,8 +256,11 @@ class _InMemory(_Adapter):
         source, steps = self.root, np.asarray(indices).tolist()
         if isinstance(source, np.ndarray):
             source = read_only(source)
+        began = time.perf_counter()
         try:
-            return [source[step] for step in steps]
+            datapoints = [source[step] for step in steps]
+            self._record(len(steps), began)
+            return datapoints
         except IndexError:
             outside = next(step for step in steps if not -len(source) <= step < len(source))
             size = counted(len(source), 'element') if len(source) else 'no elements'

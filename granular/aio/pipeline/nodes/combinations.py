@@ -154,16 +154,20 @@ def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
     left = sum(weights)
     if left * (int(np.abs(indices).max(initial=0)) + 1) >= 1 << 63:
         indices = indices.astype(object)  # the products are larger than 64 bits
+    at = np.arange(len(indices))  # those that are not chosen yet
     now, then = indices, indices + 1
     for i, weight in enumerate(weights):
         if not weight:  # never chosen; behind the last that is, none is left to divide by
             continue
         rest, rest_then = now * (left - weight) // left, then * (left - weight) // left
-        had, has = now - rest, then - rest_then
-        its = (owners < 0) & (had != has)
-        owners[its], inner[its] = i, has[its] - 1
+        has = then - rest_then
+        others = now - rest == has
+        its = ~others
+        owners[at[its]], inner[at[its]] = i, has[its] - 1
         left -= weight
-        now, then = rest, rest_then
+        now, then, at = rest[others], rest_then[others], at[others]
+        if not len(at):
+            break
     return owners, inner
 
 
@@ -174,6 +178,20 @@ def turns_before(index: int, weights: Sequence[int]) -> list[int]:
         rest = index * (left - weight) // left if weight else index
         counts.append(index - rest)
         index, left = rest, left - weight
+    return counts
+
+
+def all_turns_before(indices: Ints, weights: Sequence[int]) -> Ints:
+    """Return ``turns_before`` of each index, as rows."""
+    left = sum(weights)
+    if left * (int(np.abs(indices).max(initial=0)) + 1) >= 1 << 63:
+        indices = indices.astype(object)
+    counts = np.zeros((len(indices), len(weights)), indices.dtype)
+    for i, weight in enumerate(weights):
+        if weight:
+            rest = indices * (left - weight) // left
+            counts[:, i] = indices - rest
+            indices, left = rest, left - weight
     return counts
 
 

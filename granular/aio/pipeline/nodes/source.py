@@ -17,7 +17,7 @@ from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import CONTROL, call_user, function_error, is_of_signal
 from granular.errors import GranularError, InvalidArgumentError, OutOfRangeError
 from granular.indexing import Ints, indices_of
-from granular.metrics import counters, timing
+from granular.metrics import record_time, timing
 
 
 @runtime_checkable
@@ -143,9 +143,7 @@ class Source(abc.ABC):
         """Add to the time of the stage in which it produced so many datapoints or batches."""
         self._made += count
         self._spent += seconds
-        times = counters.stage(self._metrics_label())
-        times.count += count
-        times.seconds += seconds
+        record_time(self._metrics_label(), count, seconds)
 
     def spent_times(self) -> tuple[int, float]:
         """Return the number of datapoints or batches that were timed, and the seconds that they took."""

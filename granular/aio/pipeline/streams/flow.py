@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from granular._words import logger
+from granular.aio.execution.prefetch import Crew
+from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import FITS, FREE, Terms, Turns
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.aio.runtime.tasks import settle
@@ -166,6 +168,10 @@ class Flow(abc.ABC):
         """Return the stages whose elements this one uses: its parents, or those that an iterator of the user's runs."""
         return self.parents
 
+    def sources(self) -> list[Source]:
+        """Return the sources that are read."""
+        return [source for flow in self.inputs() for source in flow.sources()]
+
     def mixes(self) -> list[Any]:
         """Return the weights of the mixes by name that the elements come from, and checksums of those that ended."""
         return [mix for flow in self.inputs() for mix in flow.mixes()]
@@ -200,10 +206,13 @@ class Flow(abc.ABC):
     def unmark(self, mark: Any) -> Any:
         return mark
 
-    def bind(self, token: object) -> None:
-        """Bind the stage to the iterator with this token, which its functions may not use. Call it before it starts."""
+    def bind(self, token: object, crew: Crew) -> None:
+        """Bind the stage to the iterator with this token, which its functions may not use, and to the threads of it.
+
+        Call it before it starts.
+        """
         for parent in self.parents:
-            parent.bind(token)
+            parent.bind(token, crew)
 
     def set_strict(self, strict: bool) -> None:
         """Set whether this stage and those before it refuse the state of a different pipeline."""

@@ -1,12 +1,12 @@
 """Streams in turn: several are open at a time, and the next one replaces one that ends."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from operator import methodcaller
 from typing import Any, NamedTuple, cast
 
 from granular.aio.execution.failures import RECENT
-from granular.aio.execution.prefetch import END, Prefetch
+from granular.aio.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
 from granular.aio.pipeline.nodes.source import Source
@@ -123,6 +123,15 @@ class InterleavedSource(Interleaved):
         return []
 
 
+class _Parts(NamedTuple):
+    """What the state of an interleave has of the streams that are open."""
+
+    states: dict[str, Any]  # by number
+    waiting: list[int]  # the numbers of those that had no turn
+    streams: dict[str, Any]  # their fingerprints, by number
+    late: Set[int]  # those that are not in step
+
+
 class Interleaving(Outlasting):
     """Elements of several streams in turn. A stream is started shortly before its turn, and closed at its end."""
 
@@ -139,10 +148,14 @@ class Interleaving(Outlasting):
         self._lines: dict[int, Any] = {}  # fingerprints of open streams, or those of their states
         self._started: dict[Flow, Stream] = {}  # all that are to be closed
         self._closed = False
-        self._token: object = None
+        self._binding: tuple[object, Crew] = None, Crew()
         self._size: int | None = None  # of the read-ahead of each stream, once it was changed
         self._ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, threads, 'interleave', False)
         self._ahead.depth, self._ahead.stop = make_buffer, self._count
+        # What states have of the open streams, but for the one that moved last: those of all streams would take longer
+        # than an element. None if it is unknown.
+        self._parts: _Parts | None = None
+        self._moved: int | None = None  # the stream that moved last
         self._closed_stats: dict[str, float] = {}
         self._closed_failures: deque[tuple[int, str]] = deque(maxlen=RECENT)
         self._terms = FREE  # those under which the saved streams continue
@@ -160,8 +173,8 @@ class Interleaving(Outlasting):
     def knows_host(self) -> bool:
         return bool(self._flows)
 
-    def bind(self, token: object) -> None:
-        self._token = self._ahead.token = token
+    def bind(self, token: object, crew: Crew) -> None:
+        self._binding, self._ahead.token = (token, crew), token
 
     async def _start(self, number: int, _: int = 1) -> Flow | None:
         await to_loop()
@@ -173,7 +186,7 @@ class Interleaving(Outlasting):
         flow: Flow = stream.flow()
         if self._stage.settings.iter_buffer and stream.merged() is None:
             flow = Prefetching(flow, self._stage.settings.iter_buffer)
-        flow.bind(self._token)
+        flow.bind(*self._binding)
         flow.keep_host()  # hosts may advance unequally through the streams before or after it
         self._started[flow] = stream
         if self._size is not None:
@@ -198,9 +211,10 @@ class Interleaving(Outlasting):
                 self._turn = (self._turn + 1) % len(self._open)
                 continue
             flow = self._flows.get(number) or await self._first_turn(number)
+            self._parts, self._moved = self._current_parts(), number
             element = END if flow is None else await flow.next()
             if element is END:
-                self._open[self._turn] = None
+                self._open[self._turn], self._parts = None, None
                 self._lines.pop(number, None)
                 if flow is not None:
                     self._uneven, self._mixes = self._uneven or not flow.even, self._mixes_after(flow)
@@ -213,6 +227,7 @@ class Interleaving(Outlasting):
     async def _first_turn(self, number: int) -> Flow | None:
         """Return the stream with a number, which is open and had no turn yet."""
         flow: Flow | None
+        self._parts = None
         if number in self._saved or number != self._ahead.position:
             flow = await self._made_now(number)
         else:
@@ -247,7 +262,7 @@ class Interleaving(Outlasting):
 
     async def _made_now(self, number: int) -> Flow | None:
         ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, 1, 'interleave', False)
-        ahead.token, ahead.position, ahead.stop = self._token, number, number + 1
+        ahead.token, ahead.position, ahead.stop = self._ahead.token, number, number + 1
         try:
             with of_reading():
                 flow: Flow | None = await ahead.take()
@@ -276,24 +291,47 @@ class Interleaving(Outlasting):
     def failures(self) -> list[tuple[int, str]]:
         return [*self._closed_failures, *super().failures()]
 
-    def state(self) -> Any:
+    def keep_host(self) -> None:
+        super().keep_host()
+        self._parts = None
+
+    def received(self, seconds: float) -> None:
+        if (flow := self._flows.get(-1 if self._moved is None else self._moved)) is not None:
+            flow.received(seconds)
+
+    def _current_parts(self) -> '_Parts':
+        """Return what states have of the open streams."""
+        if self._parts is not None:
+            states, waiting, streams, late = self._parts
+            number = self._moved
+            if number is None or number not in self._flows:
+                return self._parts
+            flow = self._flows[number]
+            late = late - {number} if flow.in_step else late | {number}
+            return _Parts({**states, str(number): flow.state()}, waiting, streams, late)
         states = {
             str(number): self._flows[number].state() if number in self._flows else self._saved[number]
             for number in self._open
             if number in self._flows or number in self._saved
         }
         waiting = [number for number in self._open if number is not None and str(number) not in states]
+        streams = {number: {'pipeline': self._lines[int(number)]} for number in states if int(number) in self._lines}
+        late = {number for number, flow in self._flows.items() if not flow.in_step}
+        return _Parts(states, waiting, streams, late)
+
+    def state(self) -> Any:
+        parts = self._current_parts()
         state = {
-            'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states, 'waiting': waiting
+            'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': dict(parts.states),
+            'waiting': list(parts.waiting),
         }  # fmt: skip
         if self._stage.made_later:
-            lines = {number: self._lines[int(number)] for number in states if int(number) in self._lines}
-            state['streams'] = {number: {'pipeline': pipeline} for number, pipeline in lines.items()}
+            state['streams'] = dict(parts.streams)
         if self._mixes:
             state['mixes'] = self._mixes
         if self._hosts > 1:
             state['hosts'] = self._hosts
-            if not self.in_step:
+            if self._uneven or parts.late:
                 state['uneven'] = True
         elif self._hosts and not any(number is not None for number in self._open):
             state['hosts'] = 1  # which no stream names
@@ -316,7 +354,7 @@ class Interleaving(Outlasting):
         self._uneven, self._mixes = flag_of(state, 'uneven'), number_of({'mixes': 0, **state}, 'mixes')
         if self._uneven:
             terms = terms.of(self._stage.describe(), 'interleave, shards of unequal length', False)
-        flows, self._terms = self._flows, terms
+        flows, self._terms, self._parts, self._moved = self._flows, terms, None, None
         self._lines = {int(number): part['pipeline'] for number, part in state.get('streams', {}).items()}
         self._saved = {number: states[number] for number in numbers if number in states}
         self._flows = {number: flow for number, flow in flows.items() if number in self._saved}

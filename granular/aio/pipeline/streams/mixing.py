@@ -9,7 +9,7 @@ import numpy as np
 from granular._words import logger
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
-from granular.aio.pipeline.nodes.combinations import turns, turns_before
+from granular.aio.pipeline.nodes.combinations import all_turns_before, turns, turns_before
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.nodes.patterns import mixed as mixed_pattern
@@ -22,6 +22,7 @@ from granular.errors import DatapointError, StateError
 from granular.indexing import Ints
 
 _PLANNED: Final = 64  # steps that are planned at a time
+_MOST_PLANNED: Final = 1024  # after some that followed each other
 
 
 class Zipped(Stream):
@@ -156,6 +157,10 @@ class Mixing(_Combining):
         super().__init__(stage)
         self._mixed: Sequence[Flow] = self.parents
         self._weights = stage._weights
+        # What states have of the streams, but for those that moved in the last step: those of all streams would take
+        # longer than an element. None if it is unknown.
+        self._states: list[Any] | None = None
+        self._moved: Sequence[int] = ()
         self._arrange()
 
     def _arrange(self) -> None:
@@ -163,6 +168,8 @@ class Mixing(_Combining):
 
         Where they advance unequally in any case, each begins with another stream.
         """
+        self._states = None
+        self._owners, self._first_planned = list[int](), 0  # the streams of the next elements, and the first of these
         self._arranged = self.knows_host
         self._begins_apart = any(parent.apart for parent in self.parents)
         self._first = self.host if self._begins_apart else 0
@@ -170,27 +177,62 @@ class Mixing(_Combining):
 
     async def begin(self) -> None:
         await super().begin()
+        self._states = None
         if not self._arranged:
             self._arrange()
             self._arranged = True
+
+    def keep_host(self) -> None:
+        super().keep_host()
+        self._states = None
+
+    def received(self, seconds: float) -> None:
+        for i in self._moved:
+            self._mixed[i].received(seconds)
 
     async def next(self) -> Any:
         if self._ended:
             return END
         if not self._arranged:
             await self.begin()
-        element = await (self._next() if self._rows is None else self._rows.next(self._count))
+        states = self._current_states()
+        if self._rows is None:
+            owner = await self._owner(self._first + self._count)
+            self._states, self._moved = states, (owner,)
+            element = await self._mixed[owner].next()
+        else:
+            step = await self._rows.step(self._count)
+            self._states, self._moved = states, tuple(step.moves)
+            element = await self._rows.next(step)
         self._ended = element is END
         self._count += not self._ended
         return element
 
-    async def _next(self) -> Any:
-        index = self._first + self._count
-        before, after = turns_before(index, self._weights), turns_before(index + 1, self._weights)
-        owner = next(i for i, counts in enumerate(zip(before, after, strict=True)) if counts[0] != counts[1])
-        return await self._mixed[owner].next()
+    async def _owner(self, index: int) -> int:
+        """Return the number of the stream of an element, planned for many elements at a time."""
+        if not 0 <= index - self._first_planned < len(self._owners):
+            count = min(_MOST_PLANNED, max(_PLANNED, 2 * len(self._owners)))
+            owners = await offload(_owners, self._weights, np.arange(index, index + count))
+            self._owners, self._first_planned = owners.tolist(), index
+        return self._owners[index - self._first_planned]
+
+    def _current_states(self) -> list[Any]:
+        """Return what states have of each stream."""
+        if self._states is None:
+            return [self._state_of(i) for i in range(len(self._mixed))]
+        states = list(self._states)
+        for i in self._moved:
+            states[i] = self._state_of(i)
+        return states
+
+    def _state_of(self, i: int) -> Any:
+        return self._mixed[i].state()
+
+    def state(self) -> Any:
+        return {'parents': self._current_states(), 'count': self._count}
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
+        self._states = None
         await super().restore(state, terms)
         self._arrange()
 
@@ -209,15 +251,18 @@ class _SharedRows:
         self._shares = Shares(own.index, own.count, pattern, owners)
         self._first, self._steps = 0, list[_Step]()  # the number of the first step that is planned
 
-    async def next(self, count: int) -> Any:
-        """Return the row of this host in a step, or ``END``."""
+    async def step(self, count: int) -> '_Step':
+        """Return the step with a number."""
         if not 0 <= count - self._first < len(self._steps):
             self._steps, self._first = await offload(self._planned, count), count
-        step = self._steps[count - self._first]
+        return self._steps[count - self._first]
+
+    async def next(self, step: '_Step') -> Any:
+        """Return the row of this host in a step, or ``END``."""
         self._packs[step.owner].set_place(step.place)
         row = await self._mixed[step.owner].next()
-        moves = list(zip(self._packs, step.counts, strict=True))
-        if row is END or (self._whole and not all([await pack.has(count) for pack, count in moves if count])):
+        moves = [(self._packs[i], count) for i, count in step.moves.items()]
+        if row is END or (self._whole and not all([await pack.has(count) for pack, count in moves])):
             return END
         for pack, moved in moves:
             pack.advance(moved)
@@ -226,10 +271,11 @@ class _SharedRows:
     def _planned(self, count: int) -> 'list[_Step]':
         rounds = np.arange(count, count + _PLANNED) * self._hosts
         owners, inner = turns(self._shares.taken(rounds), self._weights)
-        before = [turns_before(index, self._weights) for index in [*rounds.tolist(), int(rounds[-1]) + self._hosts]]
+        before = all_turns_before(np.append(rounds, rounds[-1] + self._hosts), self._weights)
+        moved = np.diff(before, axis=0)
         return [
-            _Step(owner, number - now[owner], [stop - start for start, stop in zip(now, then, strict=True)])
-            for owner, number, now, then in zip(owners.tolist(), inner.tolist(), before, before[1:], strict=False)
+            _Step(owner, number - int(now[owner]), {i: int(moves[i]) for i in np.flatnonzero(moves).tolist()})
+            for owner, number, now, moves in zip(owners.tolist(), inner.tolist(), before, moved, strict=False)
         ]
 
 
@@ -238,7 +284,7 @@ class _Step(NamedTuple):
 
     owner: int
     place: int
-    counts: list[int]
+    moves: dict[int, int]
 
 
 def _owners(weights: Sequence[int], indices: Ints) -> Ints:
@@ -300,19 +346,22 @@ class NamedMixing(Mixing):
         self._lines, self._description = stage._lines(), stage.describe()
         self._starts = {name: parent.state() for name, parent in self._named.items()}
         self._current: Mapping[str, int] = self._own
+        self._mixed_names = list(self._named)
         self._removed: Mapping[str, Any] = {}  # states of streams of weight 0, which this mix does not have
 
     def mixes(self) -> list[Any]:
         return [dict(self._current), *super().mixes()]
 
+    def _state_of(self, i: int) -> Any:
+        name = self._mixed_names[i]
+        return {'state': self._named[name].state(), 'pipeline': self._lines[name]}
+
     def state(self) -> Any:
-        named = [name for name in self._current if name in self._named]
-        states = {name: {'state': self._named[name].state(), 'pipeline': self._lines[name]} for name in named}
-        parents = {**states, **self._removed}
+        parents = {**dict(zip(self._mixed_names, self._current_states(), strict=True)), **self._removed}
         return {'parents': parents, 'count': self._count, 'weights': self._current}
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        count, current = number_of(state, 'count'), self._chosen(state, terms)
+        count, current, self._states = number_of(state, 'count'), self._chosen(state, terms), None
         if missing := [name for name in state.get('weights', ()) if name in current and name not in state['parents']]:
             raise StateError(f'{self._description}: the state has weights of {missing}, but no states: {EARLIER}')
         named = [name for name in current if name in self._named]
@@ -322,6 +371,7 @@ class NamedMixing(Mixing):
             check_fingerprint(saved['pipeline'], self._lines[name], self.strict)
             await self._named[name].restore(saved['state'], terms)
         self._mixed, self._weights = [self._named[name] for name in named], tuple(current[name] for name in named)
+        self._mixed_names = named
         self._removed = {name: state['parents'][name] for name in current if name not in self._named}
         self._current, self._count, self._ended = current, count, False
         self._arrange()

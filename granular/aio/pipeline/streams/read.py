@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import numpy as np
 
 from granular.aio.execution.failures import Errors, Failure, Handler, OnError
-from granular.aio.execution.prefetch import END, Prefetch
+from granular.aio.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
 from granular.aio.pipeline.nodes.indices import LONGEST, IndexNode, Repeat, Slice, part_of
@@ -255,6 +255,9 @@ class Reading(Flow):
             'errors': self.errors.count,
         }
 
+    def sources(self) -> list[Source]:
+        return [self._read.source]
+
     def received(self, seconds: float) -> None:
         self.ahead.received(seconds)
 
@@ -370,8 +373,8 @@ class Reading(Flow):
         # Beside the chunks ahead there are the next one, that which is consumed, and what a later stage combines.
         ahead.depth = max(0, min(self._depth, memory // (self._largest * ahead.most) - 3))
 
-    def bind(self, token: object) -> None:
-        self.ahead.token = token
+    def bind(self, token: object, crew: Crew) -> None:
+        self.ahead.bind(token, crew)
 
     def state(self) -> Any:
         # At the end, shards may have read different numbers of elements.

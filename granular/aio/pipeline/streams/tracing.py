@@ -3,31 +3,23 @@
 import functools
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from granular._words import logger
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.elements import Element, Handled
 from granular.aio.pipeline.nodes.indices import Wrapped
-from granular.aio.pipeline.nodes.source import Node, Source, stages_of
+from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.interleaving import InterleavedSource
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.streams.stream import Stream, Unchanged
+from granular.aio.pipeline.summary import ExecutionSummary, StageSummary, Times
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.formats.display import outline
 from granular.metrics import timing
-
-
-class StageSummary(NamedTuple):
-    """The elements and times of a stage of a running stream."""
-
-    stage: str  # its description
-    elements: int  # that it yielded
-    seconds: float  # that it computed, over all threads and worker processes
-    wait_seconds: float  # that it waited for the stages before it, or for data that is read ahead
 
 
 def traced(stage: Stream, debug: bool) -> Stream:
@@ -73,17 +65,22 @@ class Tracing(Flow):
         self.parents: tuple[Flow, ...] = (flow,)
         self._flow = flow
         self.elements, self.total = 0, 0.0
-        self._before: list[tuple[Source, int, float]] = []
-        if isinstance(stage, Read):
+        self._consumed = 0.0  # seconds between two elements
+        self._returned: float | None = None  # when the last element was returned
+        self._sources = self.sources() if isinstance(stage, Read) else []
+        self._times = Times(self._sources)
+        if self._sources:
             timing.on = True  # for the rest of the program: it costs little
-            self._before = [(node, *node.spent_times()) for node in stages_of(stage.source)]
 
     async def next(self) -> Any:
         began = time.perf_counter()
+        if self._returned is not None:
+            self._consumed += max(0.0, began - self._returned)
         try:
             element = await self._flow.next()
         finally:
-            self.total += time.perf_counter() - began
+            self._returned = time.perf_counter()
+            self.total += self._returned - began
         if element is not END:
             self.elements += 1
             if self._debug:
@@ -93,6 +90,8 @@ class Tracing(Flow):
     def received(self, seconds: float) -> None:
         super().received(seconds)
         self.total += seconds
+        if self._returned is not None:
+            self._returned += seconds
 
     def state(self) -> Any:
         return self._flow.state()
@@ -106,21 +105,29 @@ class Tracing(Flow):
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         await self._flow.restore(state, terms)
 
-    def summary(self) -> Iterator[StageSummary]:
-        """Yield a summary of each stage that was merged into this one, and of this one."""
-        for node, made_before, spent_before in self._before:
-            made, spent = node.spent_times()
-            if made > made_before:
-                yield StageSummary(node.describe(), made - made_before, spent - spent_before, 0.0)
+    def ahead(self) -> Iterator[StageSummary]:
+        """Yield a summary of each stage that was merged into this one."""
+        return self._times.stages(self._sources)
+
+    def own_summary(self) -> StageSummary:
         before = list(_tracings(self._flow))
         waited = self._flow.stats()['wait_seconds'] if isinstance(self.stage, Read) else sum(t.total for t in before)
-        yield StageSummary(self.stage.describe(), self.elements, max(0.0, self.total - waited), waited)
+        return StageSummary(self.stage.describe(), self.elements, max(0.0, self.total - waited), waited)
+
+    def summary(self) -> ExecutionSummary:
+        """Return the summary of a stream of which this is the last stage."""
+        stages = [*_all_tracings(self)]
+        ahead = [row for stage in stages for row in stage.ahead()]
+        consumer = StageSummary('consumer', self.elements, self._consumed, self.total)
+        return ExecutionSummary([*self._times.parts(), *ahead], [*(stage.own_summary() for stage in stages), consumer])
 
 
-def summary_of(flow: Flow) -> list[StageSummary]:
-    """Return a summary of the stages of a traced stream, from the source to the output."""
-    stages = [stage for parent in flow.inputs() for stage in summary_of(parent)]
-    return [*stages, *flow.summary()] if isinstance(flow, Tracing) else stages
+def _all_tracings(flow: Flow) -> Iterator[Tracing]:
+    """Yield the timed stages of a stream, from the source to the output."""
+    for parent in flow.inputs():
+        yield from _all_tracings(parent)
+    if isinstance(flow, Tracing):
+        yield flow
 
 
 def _tracings(flow: Flow) -> Iterator[Tracing]:
