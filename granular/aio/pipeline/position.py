@@ -62,11 +62,10 @@ def same_position(one: Any, other: Any, strict: bool = True, reread: bool = Fals
 
     Their pipelines may be described differently, as they may have other paths on another machine; so may the number of
     the host, what a cache has read beyond its place, and the bytes of files that follow. One of them may not know yet
-    how many hosts there are, or the bytes of its files, and one of an earlier release names neither streams that wait,
-    nor mixes that ended, nor the documents of a pack, and describes no streams that are made later. Hosts that share
-    rows may stand in different packs. Unless ``strict``, files may have different bytes. If they are ``reread``,
-    equally many elements behind one position, streams of an ``interleave`` may have begun in one of them that wait in
-    the other, as they have given no element.
+    how many hosts there are, the bytes of its files, or the documents of a pack. Hosts that share rows may stand in
+    different packs. Unless ``strict``, files may have different bytes. If they are ``reread``, equally many elements
+    behind one position, streams of an ``interleave`` may have begun in one of them that wait in the other, as they have
+    given no element.
     """
     same = partial(same_position, strict=strict, reread=reread)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
