@@ -82,12 +82,16 @@ def indices_of(indices: Any, length: int, name: str) -> Ints:
     if isinstance(indices, range):
         indices = indices[: 2 * length + 1]  # more cannot be valid, and would take memory
     array = _array_of_integers(indices, name)
+    if not array.size:
+        return np.zeros(0, np.int64)
     # Check before the conversion to signed integers, which would make unsigned indices from 2**63 on negative.
-    invalid = (array < -length) | (array >= length)
-    if invalid.any():
-        raise _out_of_range(name, int(array[invalid][0]), length)
-    array = array.astype(np.int64, copy=False)
-    return np.where(array < 0, array + length, array)
+    least = array.min()
+    if least < -length or array.max() >= length:
+        raise _out_of_range(name, int(array[(array < -length) | (array >= length)][0]), length)
+    positions = array.astype(np.int64)
+    if least < 0:
+        positions[positions < 0] += length
+    return positions
 
 
 def range_of(part: slice, length: int, name: str) -> range:
@@ -139,6 +143,14 @@ def sums_of(values: Ints, counts: Ints) -> Ints:
     sums, ends = np.append(0, np.cumsum(values)), np.cumsum(counts)
     out: Ints = sums[ends] - sums[ends - counts]
     return out
+
+
+def cut_into(values: list[T], counts: Sequence[int]) -> list[list[T]]:
+    """Return a list for each of some counts, of values that lie one behind the other."""
+    if len(counts) == 1:
+        return [values]
+    ends = itertools.accumulate(counts)
+    return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def grouped(owners: Ints) -> list[tuple[int, Ints]]:

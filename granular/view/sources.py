@@ -20,12 +20,12 @@ from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_o
 from granular.aio.datasources.detect import Opened
 from granular.aio.datasources.indexed_files import MaskedFiles, fields_of
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.fanout import cut_into, once_more
+from granular.aio.stores.fanout import once_more
 from granular.config import MiB
 from granular.errors import CorruptError, DatapointError, EncodeError, GranularError, OutOfRangeError, UnknownKeyError
 from granular.formats import encode_array, encode_float, encode_int, encode_tree
 from granular.formats.layout import Spec, element, is_sequence
-from granular.indexing import Ints
+from granular.indexing import Ints, cut_into
 
 BUDGET: Final = 12 * MiB
 """Bytes of values that are read at a time."""

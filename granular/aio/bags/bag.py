@@ -352,8 +352,9 @@ class Bag:
     def size_of(self, index: int) -> int:
         view: Any = self._view
         try:
-            return int(view[index + 1] - view[index])
-        except TypeError:
+            start, stop = view.pair(index) if self.packed is not None else (view[index], view[index + 1])
+            return int(stop - start)
+        except (TypeError, AttributeError):
             self.check_open()  # another thread has closed it
             raise
 
@@ -361,9 +362,9 @@ class Bag:
         view: Any = self._view
         data = self.data
         try:
-            start, stop = view[index], view[index + 1]
+            start, stop = view.pair(index) if self.packed is not None else (view[index], view[index + 1])
             kept: Any = None if data is not None else self._kept[0]
-        except (TypeError, IndexError):
+        except (TypeError, AttributeError, IndexError):
             self.check_open()  # another thread has closed it
             raise
         if data is not None:

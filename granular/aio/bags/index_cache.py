@@ -69,6 +69,14 @@ class Snapshot:
         self.folders = folders
         self.unproven = set(unproven)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # All tables as one array: a reader looks up the limits of many bags together if they are in one.
+        rows, tables = rows_of(self.folders)
+        return {**self.__dict__, 'folders': (rows, np.concatenate(tables) if tables else np.zeros(0, np.int64))}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, folders=folders_of(*state['folders']))
+
     @classmethod
     async def load(cls, directory: Path) -> 'Snapshot | None':
         """Return the cached index of a dataset; None if its store has no index cache or the dataset is not in it."""
@@ -235,6 +243,13 @@ def _bag_state(row: Sequence[Any], tables: Ints) -> BagState:
 
 
 def _save(file: str, name: str, folders: Mapping[str, FolderState]) -> None:
+    save_tables(file, name, *rows_of(folders))
+
+
+def rows_of(folders: Mapping[str, FolderState]) -> tuple[dict[str, Any], list[Ints]]:
+    """Return the header of a snapshot, and its tables, of which it has the positions if they lie one behind the other:
+    the reverse of ``folders_of``.
+    """
     rows: dict[str, tuple[Reply, dict[str, tuple[Any, ...]]]] = {}
     tables: list[Ints] = []
     start = 0
@@ -245,7 +260,7 @@ def _save(file: str, name: str, folders: Mapping[str, FolderState]) -> None:
             tables.append(bag.limits)
             start += len(bag.limits)
         rows[folder] = spec, bag_rows
-    save_tables(file, name, rows, tables)
+    return rows, tables
 
 
 def save_tables(file: str, name: str, rows: Any, tables: Sequence[Ints]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from granular.aio.bags.bag import Bag, read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
-from granular.aio.bags.records import Rows, read_records
+from granular.aio.bags.records import FEW, Rows, read_records
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.immediate import is_immediate
@@ -122,6 +122,11 @@ class BagReader(PinnedSource[bytes]):
         return await self._fetch(indices_of(indices, self._bag.length, self._bag.name))
 
     async def _fetch(self, indices: Ints) -> list[bytes]:
+        bag = self._bag
+        if len(indices) <= FEW and bag.immediate:
+            positions = indices.tolist()
+            if is_immediate() or sum(map(bag.size_of, positions)) <= IN_PLACE:
+                return [bag.read_now(position) for position in positions]
         return await once_more(self._bag.is_remote, lambda: read_records(Rows.of(self._bag, indices)))
 
     def _file_bytes(self, mask: Any) -> int | None:

@@ -1,8 +1,9 @@
 """Read records of many bags in one fan-out."""
 
 import itertools
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple, Self
+import operator
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -10,11 +11,17 @@ from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Proof, proven
 from granular.aio.bags.tables import PackedTables, Tables
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.fanout import cut_into, read_ranges
+from granular.aio.stores.fanout import read_ranges
 from granular.config import MiB
 from granular.errors import CorruptBagError
 from granular.formats.checksums import check
-from granular.indexing import Ints, sums_of
+from granular.indexing import Ints, cut_into, sums_of
+
+_number: Final[Callable[[Bag], int]] = operator.attrgetter('number')
+_datasize: Final[Callable[[Bag], int]] = operator.attrgetter('datasize')
+
+FEW: Final = 8
+"""Datapoints, or records, up to which each is read on its own if that need not wait: planning takes longer."""
 
 
 class Rows(NamedTuple):
@@ -28,6 +35,10 @@ class Rows(NamedTuple):
     def of(cls, bag: Bag, indices: Ints) -> Self:
         """Return records of one bag."""
         return cls([bag], np.array([len(indices)]), indices)
+
+    def datasizes(self) -> Ints:
+        """Return the bytes of the records of each bag."""
+        return np.fromiter(map(_datasize, self.bags), np.int64, len(self.bags))
 
     def each(self) -> list[tuple[Bag, Ints]]:
         """Return each bag with its indices."""
@@ -52,11 +63,11 @@ async def read_records(rows: Rows) -> list[bytes]:
     if not len(indices):
         return []
     starts, stops = await read_limits(rows)
-    totals = sums_of(stops - starts, counts)
-    if (larger := totals > [bag.datasize for bag in bags]).any():
-        for i, (bag, own) in enumerate(rows.each()):
-            if larger[i] and len(np.unique(own)) == len(own):
-                raise CorruptBagError(f'{bag.name}: {len(own)} records have {totals[i]} bytes of {bag.datasize}')
+    totals, most = sums_of(stops - starts, counts), rows.datasizes()
+    if (totals > most).any():
+        for (bag, own), total in zip(rows.each(), totals.tolist(), strict=True):
+            if total > bag.datasize and len(np.unique(own)) == len(own):
+                raise CorruptBagError(f'{bag.name}: {len(own)} records have {total} bytes of {bag.datasize}')
         return await _read_distinct(rows)
     records = await read_parts(bags, counts, starts, stops)
     if [bag for bag in bags if bag.sums is not None]:
@@ -120,14 +131,14 @@ async def read_limits(rows: Rows) -> tuple[Ints, Ints]:
 async def _look_up(tables: Tables, rows: Rows) -> tuple[Ints, Ints]:
     """Return the limits of records of bags that have them in the same tables."""
     bags, counts, indices = rows
-    numbers = np.array([bag.number for bag in bags])
+    numbers = np.fromiter(map(_number, bags), np.int64, len(bags))
     starts, stops = await tables.read(numbers.repeat(counts), indices)
     if not isinstance(tables, PackedTables):  # whose limits were checked when they were opened
         return starts, stops
-    most = np.array([bag.datasize for bag in bags]).repeat(counts)
+    most = rows.datasizes().repeat(counts)
     bad = (starts < 0) | (stops < starts) | (stops > most)
     if bad.any():
-        i = int(np.argmax(bad))
+        i = int(bad.argmax())
         bag = bags[int(np.searchsorted(np.cumsum(counts), i, side='right'))]
         raise CorruptBagError(
             f'{bag.name}: the index of its dataset has a record from {starts[i]} to {stops[i]}, of {most[i]} bytes: '

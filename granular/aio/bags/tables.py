@@ -63,18 +63,16 @@ class PackedTables(Tables):
 
 
 class PackedTable:
-    """One of the tables, with ``length`` positions."""
+    """One of the tables."""
 
-    __slots__ = ('length', 'number', 'tables')
+    __slots__ = ('number', 'tables')
 
-    def __init__(self, tables: PackedTables, number: int, length: int) -> None:
-        self.tables, self.number, self.length = tables, number, length
+    def __init__(self, tables: PackedTables, number: int) -> None:
+        self.tables, self.number = tables, number
 
-    def __getitem__(self, position: int) -> int:
-        """Return the number at a position from 0 to ``length``, of a table in memory."""
-        if position < self.length:
-            return self.tables.read_one(self.number, position)[0]
-        return self.tables.read_one(self.number, position - 1)[1] if position else 0
+    def pair(self, position: int) -> tuple[int, int]:
+        """Return the number at a position, and the next one, of a table in memory."""
+        return self.tables.read_one(self.number, position)
 
     @property
     def digest(self) -> str:

@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 from granular import formats
 from granular._other_names import type_named
 from granular.aio.runtime.immediate import is_immediate
-from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.runtime.tracebacks import message_of
 from granular.aio.runtime.user_functions import call_user
@@ -16,6 +15,7 @@ from granular.config import MiB
 from granular.errors import DatapointKeysError, DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
 from granular.formats import layout
 from granular.formats.base import Decoder, Encoder
+from granular.indexing import cut_into
 from granular.metrics import DECODE, record_time, timed, timing
 
 Encoders = Mapping[str, Encoder] | None
@@ -108,9 +108,13 @@ async def decode_records(
 ) -> list[list[Any]]:
     """Return the values of each field, in order; raise ``DecodeError`` if a decoder rejects a record."""
     pairs = list(zip(fields, columns, strict=True))
-    if all(_is_cheap(field, records) for field, records in pairs):
-        return [decode_now(field, records, locate) for field, records in pairs]
-    return await gather([_decode(field, records, locate) for field, records in pairs])
+    cheap = [_is_cheap(*pair) for pair in pairs]
+    costly = [pair for pair, is_cheap in zip(pairs, cheap, strict=True) if not is_cheap]
+    # Together, as passing calls to a thread takes longer than decoding many a record.
+    decoded = iter(await _decode(costly, locate) if costly else ())
+    return [
+        decode_now(*pair, locate) if is_cheap else next(decoded) for pair, is_cheap in zip(pairs, cheap, strict=True)
+    ]
 
 
 def _is_cheap(field: Field, records: Sequence[bytes]) -> bool:
@@ -139,9 +143,20 @@ def decode_now(field: Field, records: Sequence[bytes], locate: Locate) -> list[A
     return out
 
 
-async def _decode(field: Field, records: Sequence[bytes], locate: Locate) -> list[Any]:
-    if _is_cheap(field, records):
-        return decode_now(field, records, locate)
+async def _decode(pairs: Sequence[tuple[Field, Sequence[bytes]]], locate: Locate) -> list[list[Any]]:
+    """Return the values of records of some fields, decoded in threads."""
+    calls = [timed(_stage(field), _decoder(field, records, locate)) for field, records in pairs]
+    owners = [(call, i) for call, (_, records) in zip(calls, pairs, strict=True) for i in range(len(records))]
+
+    def decode(number: int) -> Any:
+        call, i = owners[number]
+        return call(i)
+
+    return cut_into(await map_threads(decode, len(owners)), [len(records) for _, records in pairs])
+
+
+def _decoder(field: Field, records: Sequence[bytes], locate: Locate) -> Callable[[int], Any]:
+    """Return a function that decodes one of the records of a field."""
 
     def call(i: int) -> Any:
         try:
@@ -151,7 +166,7 @@ async def _decode(field: Field, records: Sequence[bytes], locate: Locate) -> lis
         except Exception as error:
             raise decode_error(*locate(field, i), field, records[i], error) from error
 
-    return await map_threads(timed(_stage(field), call), len(records))
+    return call
 
 
 def _stage(field: Field) -> str:

@@ -15,11 +15,11 @@ from granular.aio.datasets.references import References, clip, unpack_rows
 from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.user_functions import CONTROL, raise_control
-from granular.aio.stores.fanout import cut_into, once_more
+from granular.aio.stores.fanout import once_more
 from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import CorruptDatasetError, InvalidArgumentError, UnknownKeyError
 from granular.formats.layout import Layout, Spec, unpack_refs
-from granular.indexing import Ints, sums_of
+from granular.indexing import Ints, cut_into, sums_of
 
 Datapoint = dict[str, Any]
 Mask = Mapping[str, bool | range | slice] | Iterable[str] | None

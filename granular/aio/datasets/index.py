@@ -38,6 +38,7 @@ from granular.formats.layout import LIMIT, shard_name, shard_numbers
 from granular.indexing import Ints
 
 _INLINE: Final = 1 << 17  # lookups on the event loop at a time: a few milliseconds
+_PAGE_BITS: Final = PAGE.bit_length() - 1
 _SECOND: Final = 10**9  # nanoseconds: Last-Modified has whole seconds, where a listing may have more
 _LISTED: Final = 2000  # objects of a dataset in a bucket up to which opening lists all of them, 1,000 per request
 
@@ -175,8 +176,8 @@ class DatasetIndex(PackedTables):
         return self._words is not None
 
     async def read(self, tables: Ints, positions: Ints) -> tuple[Ints, Ints]:
-        pages = self._first_page[tables] + positions // PAGE
-        records = positions % PAGE
+        pages = self._first_page[tables] + (positions >> _PAGE_BITS)
+        records = positions & (PAGE - 1)
         if self._words is not None:
             return await self._unpack(self._words, self._starts[pages], records)
         unique, inverse = np.unique(pages, return_inverse=True)
@@ -254,7 +255,7 @@ class DatasetIndex(PackedTables):
         refs = self.directory.kinds is not None
         table = None
         if not refs or number:
-            table = PackedTable(self, shard * self._tables + number - refs, records)
+            table = PackedTable(self, shard * self._tables + number - refs)
         return IndexedBag(version, records, size, datasize, pin, table)
 
     def references(self, shard: int) -> PackedReferences | None:

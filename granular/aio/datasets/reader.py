@@ -12,7 +12,7 @@ from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
-from granular.aio.bags.records import Adjacent, proofs_of
+from granular.aio.bags.records import FEW, Adjacent, proofs_of
 from granular.aio.datasets.codec import Decoders, Field, raw
 from granular.aio.datasets.columns import (
     Choice,
@@ -145,8 +145,22 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         choices = self._first.choose(mask)
         if not len(positions):
             return []
+        if len(positions) <= FEW and (datapoints := self._read_few(positions, choices)) is not None:
+            return datapoints
         values, order = await self._read(positions, choices)
         return as_datapoints(values, choices, len(positions), order)
+
+    def _read_few(self, positions: Ints, choices: Sequence[Choice]) -> list[Datapoint] | None:
+        """Return datapoints, read one by one on this thread; None if they are not read or decoded without waiting."""
+        if not self._first.immediate or not all(choice.field.light for choice in choices):
+            return None
+        datapoints = []
+        for columns, position in map(self._find, positions.tolist()):
+            datapoint = columns.read_now(position, choices) if columns.immediate else None
+            if datapoint is None:
+                return None
+            datapoints.append(datapoint)
+        return datapoints
 
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""

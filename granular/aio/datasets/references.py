@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.records import Rows, read_records
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.fanout import cut_into, once_more
+from granular.aio.stores.fanout import once_more
 from granular.errors import CorruptDatasetError, OutOfRangeError
 from granular.formats.layout import Spec, is_sequence, unpack_refs
-from granular.indexing import Ints
+from granular.indexing import Ints, cut_into
 
 _SPAN: Final = 1 << 15  # datapoints whose references are unpacked at a time
 

@@ -144,7 +144,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
 
     def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
         position = index_of(index, len(self), self._name)
-        shard = int(np.searchsorted(self._stops, position, side='right'))
+        shard = int(self._stops.searchsorted(position, side='right'))
         return self._shards[shard].columns, position - int(self._starts[shard])
 
     async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:

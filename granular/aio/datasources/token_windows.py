@@ -20,7 +20,7 @@ from granular.aio.datasets.sharded_reader import (
 from granular.aio.datasources.indexed_files import SequenceSource
 from granular.aio.pipeline.data_source import file_bytes
 from granular.aio.runtime.lifecycle import check_open, ensure_open
-from granular.aio.stores.fanout import cut_into, once_more
+from granular.aio.stores.fanout import once_more
 from granular.errors import (
     CorruptDatasetError,
     InvalidArgumentError,
@@ -30,7 +30,7 @@ from granular.errors import (
     UnsupportedError,
 )
 from granular.formats.codecs.arrays import UNPACKING, array_counts, array_head, parse_array_head
-from granular.indexing import MOST, Ints, check_integer, grouped, placed
+from granular.indexing import MOST, Ints, check_integer, cut_into, grouped, placed
 
 _HEAD = 64  # bytes; at least those before the data of an array
 

@@ -1,7 +1,6 @@
 """Concurrent reads of byte ranges from many objects, with a single plan for all of them."""
 
 import contextvars
-import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
@@ -14,7 +13,7 @@ from granular.aio.runtime.immediate import to_loop
 from granular.aio.stores import Request, Store, ranges
 from granular.aio.stores.base import Spans
 from granular.errors import CorruptError, OutOfRangeError
-from granular.indexing import Ints
+from granular.indexing import Ints, cut_into
 from granular.metrics import READ, counters, record_time, timing
 
 T = TypeVar('T')
@@ -59,14 +58,6 @@ async def read_all(store: Store, requests: Sequence[Request]) -> list[list[bytes
     starts, stops = (np.concatenate(bounds) for bounds in zip(*((r.starts, r.stops) for r in requests), strict=True))
     objects = [(request.key, request.version) for request in requests]
     return cut_into(await read_ranges(store, objects, np.array(counts), starts, stops), counts)
-
-
-def cut_into(values: list[T], counts: Sequence[int]) -> list[list[T]]:
-    """Return a list for each of some counts, of values that lie one behind the other."""
-    if len(counts) == 1:
-        return [values]
-    ends = itertools.accumulate(counts)
-    return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 async def read_ranges(
