@@ -2,11 +2,10 @@
 makes as many datasets.
 """
 
+import dataclasses
 import itertools
-import pathlib
 import pickle
 import random
-import shutil
 import sys
 import tempfile
 
@@ -47,7 +46,7 @@ def write(folder, layout, points, length):
 def replace(folder, rng, layout, points, length, shard):
     """Write a shard anew, with other datapoints, as many as before."""
     start = shard * length
-    shutil.rmtree(folder / f'{shard:06}', ignore_errors=True)
+    (folder / f'{shard:06}').rmtree()
     with granular.DatasetWriter(folder / f'{shard:06}', SPECS[layout], granular.encoders, layout=layout) as writer:
         for i in range(start, min(start + length, len(points))):
             points[i] = datapoint(rng, layout)
@@ -72,9 +71,9 @@ def changed(folder, rng, layout, points, length, change):
             write(folder, layout, more, length)
             points += more
         case 'moved':
-            shutil.copytree(folder, folder.with_name('moved'))
-            shutil.rmtree(folder)
-            folder = folder.with_name('moved')
+            folder.copy(folder.parent / 'moved')
+            folder.rmtree()
+            folder = folder.parent / 'moved'
     return folder
 
 
@@ -145,8 +144,8 @@ def compare(reader, expected, rng, layout):
     return 12 + count
 
 
-def attack(folder, seed):
-    """Compare reads of a dataset that a seed gives; return their number."""
+def attack(folder, seed, caches=None):
+    """Compare reads of a dataset that a seed gives, twice if there is a folder for caches; return their number."""
     rng = random.Random(seed)
     layout, length = rng.choice(list(SPECS)), rng.randrange(1, 8)
     points = [datapoint(rng, layout) for _ in range(length * rng.randrange(1, 7))]
@@ -166,16 +165,30 @@ def attack(folder, seed):
         'shardstep': rng.choice((1, 1, 2)),
         'index': rng.random() < 0.9,
     }
-    config = granular.IOConfig(index_memory=rng.choice((1, 3000, 1 << 30)), max_gap=rng.choice((-1, 0, 1 << 20)))
+    config = {'index_memory': rng.choice((1, 3000, 1 << 30)), 'max_gap': rng.choice((-1, 0, 1 << 20))}
+    if caches is not None:
+        config['index_cache'] = rng.choice(('', f'{caches}/index'))
+        config['cache_dir'] = rng.choice(('', f'{caches}/blocks'))
     expected = chosen(points, length, start, options['shardstep'])
-    with granular.ShardedDatasetReader(granular.Path(folder, config=config), granular.decoders, **options) as reader:
-        with as_used(reader, rng) as used:
-            return compare(used, expected, rng, layout)
+    store = folder.aio.store
+    path = granular.Path.of(store.with_config(dataclasses.replace(store.config, **config)), folder.aio.key)
+    reads = 0
+    for _ in range(1 if caches is None else 2):
+        with granular.ShardedDatasetReader(path, granular.decoders, **options) as reader:
+            with as_used(reader, rng) as used:
+                reads += compare(used, expected, rng, layout)
+    return reads
 
 
 @pytest.mark.parametrize('seeds', [range(i, i + 10) for i in range(0, examples(90), 10)])
 def test_reads_of_sharded_datasets_are_those_of_a_list(tmp_path, seeds):
-    assert sum(attack(tmp_path / f'{seed}' / 'data', seed) for seed in seeds) > 0
+    for seed in seeds:
+        assert attack(granular.Path(tmp_path / f'{seed}' / 'data'), seed) > 0
+
+
+@pytest.mark.parametrize('seed', range(examples(24)))
+def test_reads_of_sharded_datasets_in_a_bucket_are_those_of_a_list(fakegcs, tmp_path, seed):
+    assert attack(fakegcs.place() / 'data', seed, tmp_path) > 0
 
 
 def main():
@@ -183,7 +196,7 @@ def main():
     for seed in range(int(sys.argv[1])):
         with tempfile.TemporaryDirectory() as folder:
             try:
-                reads += attack(pathlib.Path(folder) / 'data', seed)
+                reads += attack(granular.Path(folder) / 'data', seed)
             except BaseException as error:
                 error.add_note(f'seed {seed}')
                 raise
