@@ -151,8 +151,11 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         return as_datapoints(values, choices, len(positions), order)
 
     def _read_few(self, positions: Ints, choices: Sequence[Choice]) -> list[Datapoint] | None:
-        """Return datapoints, read one by one on this thread; None if they are not read or decoded without waiting."""
-        if not self._first.immediate or not all(choice.field.light for choice in choices):
+        """Return datapoints, read one by one on this thread; None if they are not read or decoded without waiting, or
+        have sequences, which are checked together.
+        """
+        fields = [choice.field for choice in choices]
+        if not self._first.immediate or not all(field.light and not field.many for field in fields):
             return None
         datapoints = []
         for columns, position in map(self._find, positions.tolist()):

@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import operator
 import os
 import resource
 import stat
@@ -9,6 +10,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Sequence
+from typing import Final
 
 from granular.aio.reply import changed
 from granular.aio.runtime.buffers import blank
@@ -27,6 +29,9 @@ _END = 4 * KiB
 _MOST = 8192
 # Files that are open for one read at most.
 _AT_ONCE = 64
+
+
+_state_of: Final = operator.attrgetter('st_ctime_ns', 'st_mtime_ns', 'st_size')
 
 
 class OpenFile(Descriptor):
@@ -73,7 +78,7 @@ class OpenFile(Descriptor):
         because its writer appends; one that was overwritten in place has not.
         """
         info = os.fstat(self.fd)
-        if (info.st_ctime_ns, info.st_mtime_ns, info.st_size) != self._state:
+        if _state_of(info) != self._state:
             seen = self._seen
             kept = info.st_size > self.size or (
                 _content_of(info) == _content_of(seen) and _rights_of(info) != _rights_of(seen)
@@ -83,7 +88,7 @@ class OpenFile(Descriptor):
             self._see(info)
 
     def _see(self, info: os.stat_result) -> None:
-        self._seen, self._state = info, (info.st_ctime_ns, info.st_mtime_ns, info.st_size)
+        self._seen, self._state = info, _state_of(info)
 
     def _checksum_of_end(self) -> int:
         start = max(0, self.size - _END)
