@@ -27,6 +27,8 @@ SEARCHES = {
     'DatasetReader': 'reference/datasets.html#granular.DatasetReader',
     'max_gap': 'reference/paths.html#granular.config.IOConfig',
     'second epoch': 'recipes/epochs.html#each-epoch-in-another-order',
+    'segmentation masks': 'recipes/segmentation.html',
+    'uint16 tokens': 'recipes/text.html#tokens-as-tensors',
     'skip corrupt images': 'recipes/bad-images.html#skip-corrupt-images',
     'grayscale': 'recipes/bad-images.html#grayscale-transparency-16-bits-cmyk',
     'exif rotation': 'recipes/bad-images.html#exif-rotation',

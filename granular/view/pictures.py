@@ -39,7 +39,7 @@ _COLOURS: Final = (
 
 class Picture(NamedTuple):
     media: str  # its media type
-    data: bytes
+    data: bytes  # none for an array that has no picture
     width: int  # pixels of the original, as the height
     height: int
     note: str = ''  # duration of a video, or dtype and shape of an array
@@ -189,9 +189,9 @@ def _statistics(values: NDArray[Any]) -> dict[str, Any]:
 def _array(array: NDArray[Any], side: int) -> Picture:
     """Return an array as an image if it has one's shape, else its first plane as a heat map."""
     pil = import_extra('PIL.Image', 'formats', 'heat maps need Pillow')
-    if array.dtype.kind not in 'biufc' or not array.size:
-        raise UnsupportedError(f'{array.dtype} of shape {array.shape} has no picture')
     note = f'{array.dtype} {" x ".join(map(str, array.shape))}'
+    if array.dtype.kind not in 'biufc' or not array.size:
+        return Picture('', b'', 0, 0, note)
     colours = array.dtype == np.uint8 and array.ndim >= 3 and array.shape[-1] in (3, 4)
     kept = 3 if colours else 2
     plane = array.reshape(-1, *array.shape[-kept:])[0] if array.ndim > kept else np.atleast_2d(array)

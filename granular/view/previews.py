@@ -76,9 +76,9 @@ def _text(family: str, value: Value, head: bytes) -> str:
     if family == 'text':
         return _decode_text(head, value.size)[:CHARS]
     if family == 'json':
-        return (_decode_text(head, value.size) if len(head) < value.size else _compact(decode_json(head)))[:CHARS]
+        return (_decode_text(head, value.size) if len(head) < value.size else compact(decode_json(head)))[:CHARS]
     if family == 'tree':
-        return _compact(decode_tree(head))[:CHARS] if len(head) == value.size else ''
+        return compact(decode_tree(head))[:CHARS] if len(head) == value.size else ''
     if family == 'array':
         return _array_line(value, head)
     if family == 'bytes':
@@ -93,7 +93,8 @@ def _decode_text(head: bytes, size: int) -> str:
     return text
 
 
-def _compact(value: Any) -> str:
+def compact(value: Any) -> str:
+    """Return a nested value as the JSON that the page shows."""
     return json.dumps(_with_text_keys(value), ensure_ascii=False, default=_short)
 
 

@@ -22,6 +22,7 @@ from granular.formats.layout import is_sequence
 from granular.view.kinds import MAGIC, family_of
 from granular.view.names import Names
 from granular.view.pictures import MOST, picture
+from granular.view.previews import compact
 from granular.view.sources import Source, Value
 
 MATCHES: Final = 200
@@ -33,7 +34,7 @@ _WHOLE: Final = 16  # of which all values are decoded, before their sizes are kn
 _BYTES: Final = 8 * MiB
 _PART: Final = 32 * MiB  # of a window of which all values are decoded
 _LARGE: Final = 64 * 1024  # bytes of a value that is not small
-_KEY: Final = 100  # characters of a text that count in a sort, and of the name of a class
+_KEY: Final = 100  # characters of the name of a class
 _ALL: Final = 1 << 40  # values of a sequence
 _MEASURES: Final = ('bytes', 'length')
 
@@ -194,7 +195,7 @@ async def search(
 def _sort_key(value: Any) -> str | None:
     """Return a text that sorts as a number or text does; None for what is no number."""
     if isinstance(value, str):
-        return f'b{value[:_KEY]}'
+        return f'b{value}'
     if math.isnan(value):
         return None
     try:
@@ -231,8 +232,8 @@ def _comparison(kind: str, relation: str, text: str, classes: Sequence[str] = ()
     """Return a function that compares a decoded value of a type with a number, a text, or the name of a class."""
     family = family_of(kind)
     if relation == 'has' and family in ('text', 'json'):
-        part = text.casefold()
-        return lambda value: part in str(value).casefold()
+        part, shown = text.casefold(), _shown_json if family == 'json' else str
+        return lambda value: part in shown(value).casefold()
     if relation not in _COMPARISONS or family not in ('number', 'text'):
         raise InvalidArgumentError(f'filter: a field of type {kind!r} has no relation {relation!r:.20}')
     compare = _COMPARISONS[relation]
@@ -240,6 +241,13 @@ def _comparison(kind: str, relation: str, text: str, classes: Sequence[str] = ()
         return lambda value: compare(value, text)
     wanted = classes.index(text) if text in classes else _number(kind, text, classes)
     return lambda value: compare(value, wanted)
+
+
+def _shown_json(value: Any) -> str:
+    try:
+        return compact(value)
+    except RecursionError:  # the page does not show it either
+        return ''
 
 
 def _number(kind: str, text: str, classes: Sequence[str]) -> Any:

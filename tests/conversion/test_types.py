@@ -125,6 +125,7 @@ def members():
         'bmp': image('BMP'), 'npy': npy(np.arange(3, dtype=np.uint16)), 'json': json.dumps({'a': [1]}).encode(),
         **{kind: granular.encoders[kind](sound) for kind in ('wav', 'flac')},
         **{kind: granular.encoders[kind](clip) for kind in ('mp4', 'webm')}, 'bin': b'bytes',
+        'mov': granular.encoders['mp4'](clip), 'mkv': granular.encoders['webm'](clip),
     }  # fmt: skip
 
 

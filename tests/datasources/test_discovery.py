@@ -18,6 +18,7 @@ from pyarrow import parquet
 import granular
 from granular import aio
 from granular.aio.datasources.discovery import discover
+from granular.aio.datasources.discovery.names import ENDINGS
 from granular.cli.describe import describe
 from granular.errors import CorruptDatasetError, GranularError, InvalidArgumentError, NotFoundError
 from tests import ROOT
@@ -423,6 +424,22 @@ def test_listing_stops_at_a_limit(numbered, monkeypatch, tmp_path):
     for call in (granular.open, granular.ParquetDataSource, lambda path: granular.convert(path, tmp_path / 'out')):
         with pytest.raises(InvalidArgumentError, match='has more than 3 files and folders.*pass a pattern or a list'):
             call(folder)
+
+
+@pytest.mark.parametrize('suffix', FORMATS)
+def test_folder_of_hidden_files_names_them_and_a_list_reads_them(suffix, numbered, tmp_path):
+    hidden = [f'd/_a.{suffix}', f'd/.b.{suffix}']
+    folder = numbered(hidden)
+    kind = ENDINGS[f'.{suffix}']
+    for path in ('d', f'd/*.{suffix}'):
+        for call in (
+            *openers(suffix), lambda path: granular.open(path, format=kind), lambda path: describe(granular.Path(path)),
+            lambda path: granular.convert(path, tmp_path / 'out'),
+        ):  # fmt: skip
+            with pytest.raises(NotFoundError, match=r'has no files of .*, left out 2 files: .*_a.*hidden.*pass a list'):
+                call(folder / path)
+    for call in openers(suffix):
+        assert call([folder / name for name in hidden]) == sorted(map(number, hidden))
 
 
 def test_folder_without_files_of_the_format_is_an_error(numbered):

@@ -1,4 +1,4 @@
-"""Remedies that ``docs/states.md`` and errors name for states of other hosts: with each, a state fits any number."""
+"""Remedies that ``docs/states.md`` and errors of states name: with each, a pipeline continues."""
 
 import itertools
 import json
@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+import granular
 from granular import IterDataset, MapDataset, ShardOptions
 from granular.aio.pipeline.position import FITS
 from granular.errors import StateError
@@ -153,3 +154,90 @@ def test_errors_for_states_of_other_hosts_name_the_remedy():
         with iter(make(ShardOptions(0, 3))) as iterator, pytest.raises(StateError) as caught:
             iterator.set_state(state)
         assert str(caught.value).endswith(f'for states that fit any number, {FITS[kind].remedy}'), kind
+
+
+# --- other errors of states
+
+
+def saved_after(make, count):
+    """Return the elements of a stream up to a place, and the state there."""
+    with iter(make) as iterator:
+        return elements_of(iterator, count), json.loads(json.dumps(iterator.get_state()))
+
+
+def rest_of(make, state, **options):
+    with iter(make) as iterator:
+        iterator.set_state(state, **options)
+        return elements_of(iterator)
+
+
+def refused(make, state):
+    """Return the error of a state that is refused at once, or with the next element."""
+    with iter(make) as iterator, pytest.raises(StateError) as caught:
+        iterator.set_state(state)
+        next(iterator)
+    return str(caught.value)
+
+
+def same(x):
+    return [x]
+
+
+def also_same(x):
+    return [x]
+
+
+def test_a_renamed_function_is_continued_without_strict(caplog):
+    was, now = (NUMBERS.to_iter_dataset().map(function).batch(2) for function in (same, also_same))
+    taken, state = saved_after(was, 3)
+    assert refused(now, state).endswith('if both give the same elements, pass strict=False')
+    assert taken + rest_of(now, state, strict=False) == elements_of(was)
+    assert 'loaded nevertheless' in caplog.text
+
+
+@pytest.mark.parametrize('hosts', [1, 2])
+def test_states_of_stages_that_belong_to_their_hosts_continue_there(hosts):
+    def make(index, count):
+        return NUMBERS.to_iter_dataset(shard_options=ShardOptions(index, count)).filter(even).window_shuffle(7, seed=1)
+
+    halves = [saved_after(make(index, hosts), 3 + 2 * index) for index in range(hosts)]
+    remedy = 'one host' if hosts == 1 else 'as many hosts as before, each from its own state'
+    assert f'continue on {remedy}; for states that fit' in refused(make(0, 3), halves[0][1])
+    if hosts > 1:
+        assert refused(make(1, 2), halves[0][1]).endswith('load the state of this host')
+    for index, (taken, state) in enumerate(halves):
+        assert taken + rest_of(make(index, hosts), state) == elements_of(make(index, hosts))
+
+
+def rows(weights):
+    streams = {name: NUMBERS.map(lambda x, k=k: {'t': np.full(3, 100 * k + x)}) for k, name in enumerate('ab')}
+    chosen = {name: streams[name].to_iter_dataset() for name in weights}
+    return IterDataset.mix(chosen, weights).pack({'t': 7}, strategy='concat_then_split')
+
+
+def test_a_stream_of_a_mix_that_a_later_stage_holds_ends_with_the_weight_0():
+    taken, state = saved_after(rows({'a': 1, 'b': 1}), 5)
+    message = refused(rows({'a': 1}), state)
+    assert message.endswith('give streams the weight 0, and remove them when it holds none')
+    with iter(rows({'a': 1, 'b': 0})) as iterator:
+        iterator.set_state(state)
+        more = elements_of(iterator, 5)
+        later = json.loads(json.dumps(iterator.get_state()))
+        left = elements_of(iterator)
+    assert rest_of(rows({'a': 1}), later) == left
+    tokens = [t for row in (*taken, *more, *left) for t in json.loads(row)['t'] if t < 100]
+    assert sorted(tokens, key=tokens.index)[-1] == LENGTH - 1
+
+
+def test_a_step_that_is_no_multiple_of_the_batch_size_is_continued_with_that_batch_size():
+    source = NUMBERS.map(lambda x: {'x': x})
+    with granular.Loader(source, batch=4) as loader:
+        first = next(loader)['x'].tolist()
+        state = loader.save()
+    with granular.Loader(source, batch=3) as loader, pytest.raises(StateError, match='another batch size: its step 4 '):
+        loader.load(state)
+    for batch in (2, 4):
+        with granular.Loader(source, batch=batch) as loader:
+            loader.load(state)
+            rest = [x for one in loader for x in one['x'].tolist()]
+        assert first + rest == list(range(LENGTH))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, strategies
 
 import granular
-from granular.errors import GranularError, ObjectChangedError
+from granular.errors import GranularError, NotFoundError, ObjectChangedError
 from tests.support.faults import DATA, FaultServer
 
 ODD = [
@@ -88,6 +88,23 @@ def files(tmp_path_factory):
     with serving(functools.partial(Quiet, directory=str(folder))) as server:
         server.folder = folder
         yield server
+
+
+def test_missing_file_of_a_pattern_in_braces_is_named_where_nothing_may_be_listed(tmp_path):
+    class Unlisted(http.server.SimpleHTTPRequestHandler):
+        protocol_version = 'HTTP/1.1'
+
+        def log_message(self, *args):
+            pass
+
+        def list_directory(self, path):
+            self.send_error(403)
+
+    for number in range(2):
+        (tmp_path / f'x-{number}.tar').write_bytes(b'')
+    with serving(functools.partial(Unlisted, directory=str(tmp_path))) as server:
+        with pytest.raises(NotFoundError, match=r'x-.*\.tar: x-2\.tar matches no files$'):
+            granular.open(f'{server.endpoint}/x-{{0..2}}.tar')
 
 
 @pytest.mark.parametrize('query', ['', QUERY, '?a=b/'])

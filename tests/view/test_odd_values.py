@@ -194,3 +194,22 @@ def test_image_or_video_for_which_memory_is_short_is_not_damaged(kind, tmp_path,
         entries, _ = ask(server, '/api/pictures', path='ds', key='x', at='0').files
         assert 'MemoryError' in entries[0]['error']
         assert 'cannot decode' not in entries[0]['error']
+
+
+ARRAYS = [
+    np.array(['2000-01-02', 'NaT'], 'M8[D]'), np.array([5], 'm8[s]'), np.array(['text', 'b']), np.zeros((0, 3)),
+    np.zeros((2, 0, 4), np.uint8), np.array([], 'M8[s]'), np.array(b'bytes'),
+]  # fmt: skip
+
+
+def test_arrays_without_a_picture_are_no_errors(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'd', {'x': 'array', 'all': 'array[]'}) as writer:
+        for array in ARRAYS:
+            writer.append({'x': array, 'all': [array]})
+    with Served(granular.Path(tmp_path)) as served:
+        for index, array in enumerate(ARRAYS):
+            cell = ask(served, '/api/rows', path='d', start=index, count=1).json['columns']['x'][0]
+            assert cell['text'].startswith(f'{array.dtype}') and 'error' not in cell
+            [entry], [file] = ask(served, '/api/pictures', path='d', key='x', at=index).files
+            assert 'error' not in entry and not file and entry['note'].startswith(f'{array.dtype}')
+            assert ask(served, '/api/plane', path='d', key='x', index=index, plane=0).status == 200

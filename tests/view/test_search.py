@@ -77,6 +77,23 @@ def test_bad_searches_say_why(served, target):
     assert reply.status == 400 and len(reply.json['error']) > 10
 
 
+def test_json_is_searched_as_the_page_shows_it_and_texts_are_sorted_whole(tmp_path):
+    values = [{'ok': True, 'none': None}, {'ok': False, 'name': 'é "b"'}, ["it's", 1.5]]
+    texts = ['x' * 500 + end for end in 'cab']
+    with granular.DatasetWriter(tmp_path / 'd', {'meta': 'json', 'text': 'utf8'}) as writer:
+        for value, text in zip(values, texts, strict=True):
+            writer.append({'meta': value, 'text': text})
+    with Served(granular.Path(tmp_path)) as served:
+        for index in range(3):
+            shown = ask(served, '/api/rows', path='d', start=index, count=1).json['columns']['meta'][0]['text']
+            assert find(served, 'd', ('meta', 'has', shown))['matches'] == [index]
+        assert find(served, 'd', ('meta', 'has', '"OK": true'))['matches'] == [0]
+        assert find(served, 'd', ('meta', 'has', 'None'))['matches'] == [0]
+        assert find(served, 'd', ('meta', 'has', "'ok'"))['matches'] == []
+        order = find(served, 'd', sort='text')['order']
+        assert sorted(range(3), key=lambda i: order[i]) == [1, 2, 0]
+
+
 def test_search_looks_no_further_than_it_is_told(served):
     found = ask(served, '/api/search?path=train&from=10&to=25&sort=label').json
     assert (found['matches'], found['next']) == (list(range(10, 25)), 25)

@@ -262,6 +262,8 @@ async def _open_address(path: Path, reading: Reading) -> RecordSource:
     await path.store.ready()
     if await is_pattern(path):
         found = await of_pattern(path, reading.format or '', reading.split)
+        if not found.entries and any(map(kind_of, found.left_out)):
+            raise found.nothing()
         if not found.entries or found.format == 'images':
             raise _unknown([*found.paths, *(found.base / name for name in found.left_out)])
         return await _open_found(found, reading)
@@ -290,8 +292,8 @@ async def _open_folder(folder: Path, reading: Reading) -> RecordSource:
     found = await in_folder(folder, kind or '', reading.split)
     if found.entries:
         return await _open_found(found, reading)
-    if kind:
-        raise NotFoundError(f'{folder}: has no files of {kind}')
+    if kind or any(map(kind_of, found.left_out)):
+        raise found.nothing()
     folders = sorted(entry.name for entry in entries if entry.is_dir)
     hint = f'convert one of the folders {folders!r:.200}, or ' if folders else ''
     raise NotFoundError(

@@ -111,6 +111,8 @@ async def open(  # noqa: A001
     if await is_pattern(folder):
         found = await of_pattern(folder, format or '', split)
         refuse_packed([] if found.entries else [found.base / name for name in found.left_out])
+        if not found.entries and any(map(kind_of, found.left_out)):
+            raise found.nothing()
         if found.format not in CLASSES:
             raise _not_one_format(found.name, [*found.paths, *(found.base / name for name in found.left_out)])
         return await _open_found(found, decoders, options)
@@ -182,6 +184,8 @@ async def _open_folder(
     if not any(format_of(entry.name) for entry in entries) and (remedy := await remedy_of(folder, names)):
         raise NotFoundError(f'{folder}: {remedy}')
     found = await in_folder(folder, format or '', split)
+    if not found.entries and (found.format or any(map(kind_of, found.left_out))):
+        raise found.nothing()
     if found.format not in CLASSES:
         raise _nothing(folder, names)
     return await _open_found(found, decoders, options)

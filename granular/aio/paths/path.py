@@ -353,7 +353,14 @@ def _alternatives(name: str) -> Iterable[str]:
 
 
 async def _beside(folder: Path, pattern: str) -> str:
-    """Return the names of a few others in a folder, best those that begin as a pattern does."""
+    """Return the names of a few others in a folder that is listed, best those that begin as a pattern does."""
+    try:
+        return await _listed_beside(folder, pattern)
+    except (AccessDeniedError, UnsupportedError):
+        return ''
+
+
+async def _listed_beside(folder: Path, pattern: str) -> str:
     for prefix in (re.split(r'[*?[{]', pattern, maxsplit=1)[0], ''):
         names: list[str] = []
         async for entry in _existing(folder.store.scan(folder.key, prefix)):

@@ -43,7 +43,7 @@ function coverOf(cell, picture) {
     box.append(painted(picture, `${cell.family}, ${picture.width} by ${picture.height}`));
   } else if (cell.error || picture?.error) {
     box.append(h('p', { class: 'bad', title: cell.error || picture.error }, cell.error || picture.error));
-  } else if (cell.family in GLYPHS) {
+  } else if (cell.family in GLYPHS && !(picture && cell.text)) {  // an array of dates has a text, but no picture
     box.append(h('span', { class: 'glyph' }, `${GLYPHS[cell.family]} ${bytes(cell.size)}`));
   } else {
     box.append(h('p', {}, label(cell)));

@@ -81,14 +81,24 @@ class Discovery:
 
     def warn(self) -> None:
         """Log one warning that names what is left out, if it needs one."""
+        if self.entries and (others := self.others()):
+            logger.warning('%s: %s', self.name, others)
+
+    def others(self) -> str:
+        """Return which files are left out, and why; empty if there are none but those that need no warning."""
         reasons = collections.defaultdict[str, list[str]](list)
         for relative, reason in self.left_out.items():
             if relative not in self.quiet:
                 reasons[reason].append(relative)
-        if reasons and self.entries:
-            parts = [f'{_listed(names)} ({reason})' for reason, names in reasons.items()]
-            count = counted(len(self.left_out) - len(self.quiet), 'file')
-            logger.warning('%s: left out %s: %s', self.name, count, '; '.join(parts))
+        if not reasons:
+            return ''
+        parts = [f'{_listed(names)} ({reason})' for reason, names in reasons.items()]
+        return f'left out {counted(len(self.left_out) - len(self.quiet), "file")}: {"; ".join(parts)}'
+
+    def nothing(self, format: str = '') -> NotFoundError:
+        """Return the error for a folder or pattern without files to read."""
+        others = f', {self.others()}: pass a list of files to read those' if self.others() else ''
+        return NotFoundError(f'{self.name}: has no files of {format or self.format or "a format that is read"}{others}')
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -388,7 +398,7 @@ class Files:
 
     def _found(self, found: Discovery) -> 'Files':
         if not found.entries:
-            raise NotFoundError(f'{found.name}: has no files of {found.format}')
+            raise found.nothing()
         found.warn()
         return self._sliced(Files(self.name, found.paths, found))
 

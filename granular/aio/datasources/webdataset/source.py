@@ -20,8 +20,10 @@ from granular.indexing import Ints
 Decoders = Mapping[str, Callable[[bytes], Any] | None] | None
 
 KEY: Final = '__key__'
-# The types of other suffixes of images.
-_SAME: Final = {'jpeg': 'jpg', 'webp': 'png', 'gif': 'png', 'bmp': 'png'}
+# The types of other suffixes of images and videos.
+_SAME: Final = {
+    'jpeg': 'jpg', 'webp': 'png', 'gif': 'png', 'bmp': 'png', 'mov': 'mp4', 'm4v': 'mp4', 'mkv': 'webm',
+}  # fmt: skip
 
 
 class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
@@ -47,7 +49,8 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
       paths: a file, a folder, a pattern, or a sequence of files, not compressed.
       decoders: by field, or by the part after its last dot, the function that decodes a member's bytes, such as
         ``granular.decoders``; fields without a decoder (by default all) are bytes. The decoder of ``jpg`` also decodes
-        ``jpeg``, that of ``png`` also ``webp``, ``gif`` and ``bmp``, and with one of ``array``, ``npy`` is an array.
+        ``jpeg``, that of ``png`` also ``webp``, ``gif`` and ``bmp``, that of ``mp4`` also ``mov`` and ``m4v``, that of
+        ``webm`` also ``mkv``; and with one of ``array``, ``npy`` is an array.
       split: the split to read, such as ``'train'``, of a folder or pattern that has files of several.
 
     Raises:
