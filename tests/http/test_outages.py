@@ -118,6 +118,26 @@ def test_failure_of_one_object_ends_after_its_attempts(server, store, fault):
     assert caught.value.of_object
 
 
+async def test_requests_that_find_no_connection_are_tried_while_others_are_answered(server):
+    one = aio.Path(path(server, 'http', config=granular.IOConfig(attempts=2, **CONFIG)))
+    await one.read_range(0, 5)
+    server.loop.call_soon_threadsafe(server.refuse, False)
+    server.script.extend([('late', 0.02)] * 10_000)
+
+    async def go_on(until):
+        while not until.is_set():
+            assert await one.read_range(0, 5) == DATA[:5]
+
+    ended = asyncio.Event()
+    with FailedAttempts() as failed:  # of two requests at a time, one has the connection that there is
+        reading = asyncio.gather(go_on(ended), go_on(ended))
+        await failed.reach('http://127', 6)
+        asyncio.run_coroutine_threadsafe(server.listen(None), server.loop).result(60)
+        ended.set()
+        await reading
+    await aio.aclose()
+
+
 @pytest.mark.parametrize('scheme', ['http', 's3'])
 def test_address_that_never_replied_fails_soon(scheme):
     with socket.create_server(('127.0.0.1', 0)) as listener:
