@@ -3,6 +3,7 @@
 The result is correct, or a specific error, in bounded time. ``test_faults.py`` checks the requests that are sent.
 """
 
+import dataclasses
 import email.utils
 import itertools
 import ssl
@@ -274,7 +275,7 @@ def test_redirect_is_not_followed(files, server, path, store, interface):
 @pytest.mark.parametrize('interface', INTERFACES)
 def test_stopped_server_is_an_error(files, tmp_path, monkeypatch, store, interface):
     with FaultServer(files=files) as server:
-        path = bucket(server, store, tmp_path, monkeypatch)
+        path = bucket(server, store, tmp_path, monkeypatch, dataclasses.replace(CONFIG, retry_time=0.5))
         check(interface, path, server.stop, StoreError)
 
 

@@ -74,7 +74,7 @@ PATIENT = {'attempts': 10**6, 'retry_time': 10**6, 'backoff': 0.01, 'backoff_cap
      ('https://127.0.0.1:{}/object', 'no connection to 127.0.0.1:.* (Connection refused): check its address')],
 )  # fmt: skip
 def test_server_that_was_never_reached_fails_within_the_time_to_connect(url, message):
-    config = granular.IOConfig(connect_timeout=0.2, **PATIENT)
+    config = granular.IOConfig(connect_timeout=1.0, **PATIENT)
     with pytest.raises(StoreError, match=message.replace('(', r'\(').replace(')', r'\)')) as caught:
         granular.Path(url.format(free_ports(1)[0]), config=config).read_bytes()
     assert 'gave up after' in caught.value.__notes__[0]
@@ -88,7 +88,7 @@ class PlainServer(LoopServer):
 
 
 def test_plain_server_that_is_taken_for_one_with_tls_fails_within_the_time_to_connect():
-    config = granular.IOConfig(connect_timeout=0.2, **PATIENT)
+    config = granular.IOConfig(connect_timeout=1.0, **PATIENT)
     without_tls = 'no connection to .*(it answers without TLS|record layer failure)'  # by the version of OpenSSL
     with PlainServer() as plain, pytest.raises(StoreError, match=without_tls):
         granular.Path(f'{plain.endpoint}/object'.replace('http', 'https'), config=config).read_bytes()

@@ -68,10 +68,11 @@ class LoopServer:
         """
         self._listener = await self.loop.create_server(self._protocol, '127.0.0.1', self._own_port, ssl=tls)
 
-    def refuse(self) -> None:
-        """Reset all connections, and refuse new ones until ``listen``. To be called on the server's loop."""
+    def refuse(self, hang_up: bool = True) -> None:
+        """Refuse new connections until ``listen``, and reset the others. To be called on the server's loop."""
         self._listener.close()
-        self._hang_up()
+        if hang_up:
+            self._hang_up()
 
     def _hang_up(self) -> None:
         for transport in list(self._transports):

@@ -223,7 +223,7 @@ def credentials():
 
     def check():
         proxy.close()
-        once = granular.IOConfig(attempts=1)
+        once = granular.IOConfig(retry_time=0)
         with pytest.raises(granular.errors.StoreError, match='through the proxy'):
             granular.Path('s3://my-bucket/hello.txt', endpoint_url=endpoint, config=once).read_bytes()
 
