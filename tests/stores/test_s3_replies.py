@@ -268,6 +268,22 @@ def test_unknown_options_are_refused(options, known):
         s3options.check('s3://bucket', options)
 
 
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'client_kwargs': 5},
+        {'config_kwargs': 'x'},
+        {'config_kwargs': {'s3': 5}},
+        {'config_kwargs': {'proxies': 'http://x'}},
+        {'config_kwargs': {'proxies': {'http': 5}}},
+        {'s3_additional_kwargs': [1]},
+    ],
+)
+def test_options_of_other_types_are_refused(options):
+    with pytest.raises(InvalidArgumentError, match='s3://bucket: expected a'):
+        granular.Path('s3://bucket/key', **options)
+
+
 @pytest.mark.parametrize('name', ['key', 'secret'])
 def test_key_and_secret_without_the_other_are_refused(name, monkeypatch):
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'of the environment')

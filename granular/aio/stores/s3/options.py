@@ -45,6 +45,24 @@ _HEADERS: Final[Mapping[str, str]] = {
 }
 
 
+def check_mappings(root: str, options: Mapping[str, Any]) -> None:
+    """Reject anything but mappings for the options that are such (InvalidArgumentError)."""
+    config = options.get('config_kwargs')
+    nested = config if isinstance(config, Mapping) else {}
+    proxies = nested.get('proxies')
+    for name, value in (
+        *((name, options.get(name)) for name in ('client_kwargs', 'config_kwargs', 's3_additional_kwargs')),
+        *((f'{name} of config_kwargs', nested.get(name)) for name in ('proxies', 's3')),
+    ):
+        if not isinstance(value, Mapping | None):
+            raise InvalidArgumentError(f'{root}: expected a dict for {name}, got {type(value).__name__}')
+    for scheme, address in (proxies or {}).items():
+        if not isinstance(address, str):
+            raise InvalidArgumentError(
+                f'{root}: expected an address for proxies of config_kwargs, got {scheme!r}: {type(address).__name__}'
+            )
+
+
 def check(root: str, options: Mapping[str, Any]) -> None:
     """Reject unknown names in options that are mappings, and parts of credentials (InvalidArgumentError)."""
     for label, names, valid in (

@@ -66,9 +66,11 @@ def _converted(name: str, convert: Foreign) -> contextlib.AbstractContextManager
 def _about_settings(name: str, error: Exception) -> GranularError:
     if type(error).__name__ == 'MissingDependencyException':
         return MissingExtraError(f"{name}: its signatures need another package: pip install 'botocore[crt]'")
-    return InvalidArgumentError(
-        f'{name}: the address or the configuration of AWS cannot be used: {" ".join(hidden(str(error)).split())}'
-    )
+    from botocore.exceptions import BotoCoreError
+
+    kind = '' if isinstance(error, BotoCoreError | ValueError) else f'{type(error).__name__}: '
+    detail = ' '.join(hidden(str(error)).split())
+    return InvalidArgumentError(f'{name}: the address or the configuration of AWS cannot be used: {kind}{detail}')
 
 
 def _about_credentials(name: str, error: Exception) -> GranularError:

@@ -13,7 +13,7 @@ from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.s3.client import EXPRESS, S3Client
 from granular.aio.stores.s3.documents import is_writable
-from granular.aio.stores.s3.options import OPTIONS
+from granular.aio.stores.s3.options import OPTIONS, check_mappings
 
 _BATCH: Final = 1000  # keys in one delete request
 
@@ -34,6 +34,7 @@ class S3Store(Bucket, RemoteStore[S3Client]):
     endpoint: endpoints.S3Endpoint
 
     def _find_endpoint(self) -> endpoints.S3Endpoint:
+        check_mappings(self.root, self.options)
         return endpoints.s3(self.options, os.environ)
 
     def _endpoint_options(self) -> dict[str, Any]:
