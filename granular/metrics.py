@@ -263,8 +263,10 @@ READ: Final = 'read '
 """Begin of the names of stages that are reads, each of a store."""
 DECODE: Final = 'decode '
 """Begin of the names of stages that decode, each values of a type."""
-PARTS: Final = (READ, DECODE)
-"""Begins of the names of what data sources do, in all pipelines of a process."""
+ASSEMBLE: Final = 'assemble batches'
+"""The name of the assembly of batches in Loaders."""
+PARTS: Final = (READ, DECODE, ASSEMBLE)
+"""Begins of the names of what is timed for all pipelines of a process."""
 
 
 class Timing:

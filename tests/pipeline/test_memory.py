@@ -1,4 +1,4 @@
-"""``ReadOptions(memory=)`` limits what a stream decodes and reads ahead, also where functions make it smaller."""
+"""``memory`` limits what a stream or a Loader decodes and reads ahead, also where functions make it smaller."""
 
 import os
 import subprocess
@@ -42,6 +42,9 @@ stream = {
     'batch of the stream': lambda: dataset.to_iter_dataset(options).batch(2),
     'batch': lambda: dataset.batch(2).to_iter_dataset(options),
     'crop, batch': lambda: dataset.map(crop).batch(4).to_iter_dataset(options),
+    'Loader': lambda: granular.Loader(dataset, 2, memory=memory),
+    'Loader that recycles': lambda: granular.Loader(dataset, 2, recycle_after=1, memory=memory),
+    'crop, Loader': lambda: granular.Loader(dataset.map(crop), 4, memory=memory),
 }[name]()
 before, most, done = memory_in_use(), [0], threading.Event()
 thread = threading.Thread(target=watch)
@@ -61,10 +64,12 @@ LARGE = 6000, 8000, 8, 512 << 20
     ('pictures', 'name', 'batch'),
     [
         (MANY, 'plain', 1), (MANY, 'crop', 0), (MANY, 'crop of the stream', 0), (MANY, 'batch of the stream', 2),
-        (MANY, 'batch', 2), (MANY, 'crop, batch', 4), (LARGE, 'plain', 1), (LARGE, 'crop', 0), (LARGE, 'batch', 2),
+        (MANY, 'batch', 2), (MANY, 'crop, batch', 4), (MANY, 'Loader', 2),
+        (MANY, 'Loader that recycles', 2), (MANY, 'crop, Loader', 0),
+        (LARGE, 'plain', 1), (LARGE, 'crop', 0), (LARGE, 'batch', 2), (LARGE, 'Loader', 2), (LARGE, 'crop, Loader', 0),
     ],
 )  # fmt: skip
-def test_decoded_pictures_stay_within_the_memory_of_a_stream(tmp_path, pictures, name, batch):
+def test_decoded_pictures_stay_within_the_memory(tmp_path, pictures, name, batch):
     """One picture that is being decoded takes twice its size."""
     height, width, count, memory = pictures
     arguments = [str(value) for value in (tmp_path / 'photos', height, width, count, memory, name)]

@@ -13,10 +13,13 @@ from granular._lazy import is_masked
 from granular.aio.execution.failures import Errors, Failure, OnError
 from granular.aio.pipeline.nodes.source import Source, all_stages
 from granular.aio.pipeline.nodes.stacking import NUMBERS, array_of_texts, checked, memory_for, stack_leaves
+from granular.aio.pipeline.streams.decoding import Decoding, measured_roots
+from granular.aio.pipeline.streams.read import weight_of
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import DatapointError
 from granular.formats.base import no_array
+from granular.metrics import ASSEMBLE, timed
 
 Batch = dict[str, NDArray[Any]]
 Spec = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -53,12 +56,27 @@ class Assembly:
     """Loads batches of so many datapoints from a source, in this process or in a worker process.
 
     A batch of step ``n`` begins ``offset`` datapoints behind it. If memory is recycled, JAX must not use it as it is.
+    ``memory`` limits the bytes of the batches that are ready or computed, at most ``prefetch + 1``, and of what is
+    decoded for them; at least one is computed. It is divided among worker processes.
     """
 
-    def __init__(self, source: Source, size: int, offset: int, on_error: OnError, recycles: bool) -> None:
+    def __init__(
+        self,
+        source: Source,
+        size: int,
+        offset: int,
+        on_error: OnError,
+        recycles: bool,
+        memory: int,
+        prefetch: int,
+        processes: int,
+    ) -> None:
         self._source, self._size, self._offset = source, size, offset
         self._errors = Errors(on_error, 'step')
         self.spec: Spec = {}  # set before the first batch
+        self._memory, self._prefetch, self._most, self._processes = memory, prefetch, prefetch + 1, processes
+        self._roots, self._weight = measured_roots(source), weight_of(source)
+        self._decoding: Decoding | None = None  # once one datapoint was too large
         self._new: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]] = np.empty if recycles else memory_for
         # True if the source returns a ``Failure`` for a datapoint that fails instead of raising.
         self.captures: bool = not self._errors.raises
@@ -70,14 +88,42 @@ class Assembly:
 
     async def compute(self, step: int, _: int) -> LoadedBatch:
         first = step + self._offset
-        datapoints = await self._source.fetch(np.arange(first, first + self._size))
+        indices = np.arange(first, first + self._size)
+        if self._fits():
+            datapoints = await self._source.fetch(indices)
+        else:
+            if self._decoding is None:
+                left = self._memory - (self._most + 1) * self._nbytes
+                share = max(self._memory // 4, min(self._memory // 2, left))
+                self._decoding = Decoding(self._source, self._weight, share // self._processes)
+            datapoints = await self._decoding.fetch(indices)
+        assemble = timed(ASSEMBLE, self._assemble)
         if self._is_small() and not any(type(datapoint) is Failure for datapoint in datapoints):
-            return self._assemble(datapoints, first)
-        return await offload(self._assemble, datapoints, first)
+            return assemble(datapoints, first)
+        return await offload(assemble, datapoints, first)
+
+    @property
+    def depth(self) -> int:
+        """The number of batches to compute beyond the next one."""
+        if self._fits():
+            return self._prefetch
+        nbytes = max(1, self._nbytes)
+        left = self._memory - self._memory // 4 - nbytes  # without what is decoded, and a batch that is assembled
+        return max(0, min(self._most, left // nbytes) - 1)
+
+    @property
+    def _nbytes(self) -> int:
+        """The bytes of a batch, without texts."""
+        return self._size * sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.spec.values())
+
+    def _fits(self) -> bool:
+        """Return whether all batches ahead fit into the memory, together with the datapoints that they are made of."""
+        nbytes = self._nbytes
+        decoded = self._size * self._weight * max((root.largest for root in self._roots), default=0)
+        return self._most * max(nbytes, decoded) + 2 * nbytes <= self._memory
 
     def _is_small(self) -> bool:
-        size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.spec.values())
-        return self._size * size <= _IN_PLACE and self._size * len(self.spec) <= _VALUES_IN_PLACE
+        return self._nbytes <= _IN_PLACE and self._size * len(self.spec) <= _VALUES_IN_PLACE
 
     def _assemble(self, datapoints: list[Any], first: int) -> LoadedBatch:
         failed: list[tuple[int, str]] = []

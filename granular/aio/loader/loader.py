@@ -145,12 +145,7 @@ class LoaderHandle(abc.ABC):
     def execution_summary(self) -> ExecutionSummary:
         """Return where the time went: a table of reads, decoding, the stages of the source, and the consumer.
 
-        ::
-
-            granular.metrics.time_stages()
-            for batch in loader:
-                train_step(batch)
-            print(loader.execution_summary())  # and its bottleneck
+        The stages are timed from ``granular.metrics.time_stages()`` on.
 
         Returns:
           As ``execution_summary`` of the iterator of a stream, from the first batch on.
@@ -210,13 +205,13 @@ class Loader(LoaderHandle):
     ``iter``, ``load`` or ``set_epoch``, or the last loop failed. A loop that is left is not continued. Each epoch of a
     ``shuffle`` has another order. Threads that share a loader share one iterator of it.
 
-    Memory is bounded by ``prefetch + 1`` batches and the data in flight for them.
+    Memory is bounded by ``memory`` and the two batches that the consumer may hold.
 
     Args:
       source: a source of ``sources``, a reader, a MapDataset, a sequence, or an object with ``fetch``; its datapoints
         are dicts of numbers, text and arrays. Texts of a batch may differ in length; bytes become an array of objects.
       batch: datapoints per batch.
-      prefetch: batches to fetch ahead.
+      prefetch: maximum number of batches to fetch ahead.
       workers: threads that decode and transform; with ``mp``, processes, of which at most ``prefetch + 1`` are started,
         as each computes a whole batch. Reads run on the event loop and need no threads.
       recycle_after: reuse the memory of a batch after this many more batches were returned; False for fresh memory.
@@ -227,6 +222,8 @@ class Loader(LoaderHandle):
       on_error: policy for a datapoint that fails: 'raise', 'skip', which makes its batch smaller, even empty, so
         that all hosts take the same steps, or a function of step and error that returns a replacement, returns None to
         skip the datapoint, or raises. Store errors are always raised.
+      memory: maximum number of bytes of batches ahead, and of datapoints that are decoded for them at a time, in all
+        worker processes together; at least one batch is loaded.
 
     Raises:
       InvalidArgumentError: while iterating, if the source has too few datapoints for one batch.
@@ -269,6 +266,7 @@ class Loader(LoaderHandle):
         num_shards: int = 1,
         mp: Any = None,
         on_error: OnError = 'raise',
+        memory: int = 512 << 20,
     ) -> None:
         batch, prefetch = check_integer('batch', batch, 1), check_integer('prefetch', prefetch, 0)
         workers = check_integer('workers', workers, 1, None if mp is None else MOST_WORKERS)
@@ -278,14 +276,14 @@ class Loader(LoaderHandle):
             from granular.aio.execution.workers import start_context
 
             mp = start_context(mp)
-        num_shards = check_integer('num_shards', num_shards, 1)
+        num_shards, memory = check_integer('num_shards', num_shards, 1), check_integer('memory', memory, 0)
         shard_id = check_integer('shard_id', shard_id, 0, num_shards - 1)
         self.source: Source = recurring(convert(source)).keep_selections()
         if self.source.sparse and on_error == 'raise':
             raise InvalidArgumentError(DROPPED)
         self.batch, self.prefetch, self.workers = batch, prefetch, workers
         self.shard_id, self.num_shards, self.recycle_after = shard_id, num_shards, recycle_after
-        flow = Loading(self.source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error)
+        flow = Loading(self.source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error, memory)
         self._core = RunningLoader(flow)
         self._core.close_with(self)
 

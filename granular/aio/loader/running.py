@@ -43,6 +43,7 @@ class Loading(Flow):
         num_shards: int,
         mp: Any,
         on_error: OnError,
+        memory: int,
     ) -> None:
         self.source, self.batch = source, batch
         self._recycle_after = recycle_after
@@ -51,15 +52,17 @@ class Loading(Flow):
         self._length: int | None = None
         self.goal: int | None = 0  # the step at which the next batch is to be read, None for the one after the last
         self._stops = False  # True once the end of the epoch of the next batch is known
-        self._assembly = Assembly(source, batch, self.turns.offset, on_error, self._recycles)
+        processes = 1 if mp is None else min(workers, prefetch + 1)
+        self._assembly = Assembly(
+            source, batch, self.turns.offset, on_error, self._recycles, memory, prefetch, processes
+        )
         compute: Callable[..., Coroutine[Any, Any, LoadedBatch]] = self._assembly.compute
-        self._processes = None if mp is None else _processes(self._assembly, min(workers, prefetch + 1), mp)
+        self._processes = None if mp is None else _processes(self._assembly, processes, mp)
         if self._processes is not None:
             compute = self._processes.compute
         self.ahead: Prefetch[LoadedBatch] = Prefetch(
             compute, self.turns.stride, batch, workers, 'loader', on_error != 'raise'
         )
-        self.ahead.depth = prefetch
         self._returned: collections.deque[Batch] = collections.deque()
         self._last: Batch | None = None  # unless it did not reach its consumer
         self.errors = Errors(on_error, 'step')
@@ -181,6 +184,7 @@ class Loading(Flow):
             begin = self.ahead.position
             if not self._stops:
                 await self._begin(begin)
+            self.ahead.depth = self._assembly.depth
             try:
                 loaded = await self.ahead.take(asked)
             except Exception as error:

@@ -21,6 +21,11 @@ def small_nbytes(source: Source, weight: int) -> int:
     return stored if stored <= _TINY * weight else 0
 
 
+def measured_roots(source: Source) -> list[Any]:
+    """Return the data sources that measure what they return: ``largest`` has the bytes of the largest datapoint."""
+    return [stage for stage in all_stages(source) if hasattr(stage, 'largest')]
+
+
 class Decoding:
     """Fetches elements of a source in parts, so that what is decoded at a time takes a limited memory.
 
@@ -35,7 +40,7 @@ class Decoding:
 
     def __init__(self, source: Source, weight: int, memory: int) -> None:
         self._source, self._weight, self._memory = source, weight, max(1, memory)
-        self._roots = [stage for stage in all_stages(source) if hasattr(stage, 'largest')]
+        self._roots = measured_roots(source)
         # Of the largest datapoint, about; 0 until one is known.
         self._size = _EXPANSION * small_nbytes(source, weight) // weight
         self._is_measured = False

@@ -72,7 +72,7 @@ class Read(Stream):
     @property
     def weight(self) -> int:
         """The number of datapoints in an element."""
-        return _weight(self.source)
+        return weight_of(self.source)
 
     @property
     def is_batched(self) -> bool:
@@ -176,7 +176,7 @@ class _ChunkTask:
 
     def __init__(self, source: Source, turns: Turns, memory: int) -> None:
         self._source, self._turns = source, turns
-        self._decoding = Decoding(source, _weight(source), memory)
+        self._decoding = Decoding(source, weight_of(source), memory)
 
     def stages(self) -> list[Source]:
         return all_stages(self._source)
@@ -462,7 +462,7 @@ def gapless(source: Source) -> bool:
     return bool(getattr(source, 'gapless', False))
 
 
-def _weight(source: Source) -> int:
+def weight_of(source: Source) -> int:
     """Return the number of datapoints per element of a source."""
-    source_weight = max((_weight(parent) for parent in source.parents), default=1)
+    source_weight = max((weight_of(parent) for parent in source.parents), default=1)
     return source_weight * source.size if isinstance(source, Batch) else source_weight
