@@ -44,8 +44,8 @@ def _variants(secrets: Iterable[str]) -> list[str]:
     words = []
     for secret in secrets:
         words += [secret.strip(), *(word for word in secret.split() if len(word) >= _WORD)]
-    quoted = [urllib.parse.quote(word, safe='') for word in words] + [html.escape(word) for word in words]
-    found = dict.fromkeys(words + quoted)
+    quoted = [urllib.parse.quote(word, safe) for word in words for safe in ('', '/')]
+    found = dict.fromkeys([*words, *quoted, *map(html.escape, words)])
     return [word for word in found if len(word) >= _LEAST and word.lower() not in _PLAIN]
 
 

@@ -40,12 +40,12 @@ ECHO = (
 FAULTS = {
     'refused': [('status', 403)] * 3,
     'missing': [('status', 404)] * 3,
-    'failing': [('status', 500)] * 9,
-    'throttling': [('status', 503, 'SlowDown')] * 9,
+    'failing': [('status', 500)] * 1000,
+    'throttling': [('status', 503, 'SlowDown')] * 1000,
     'expired': [('status', 401)] * 3,
-    'reset': ['reset'] * 9,
-    'truncated': [('truncate', 10)] * 9,
-    'silent': ['hang'] * 9,
+    'reset': ['reset'] * 1000,
+    'truncated': [('truncate', 10)] * 1000,
+    'silent': ['hang'] * 1000,
     'nonsense': [('raw', b'SSH-2.0 planted by no one'.replace(b'planted', b'sent') + b'\r\n\r\n', True)] * 3,
     'replaced': ['good', 'replaced'],
     'elsewhere': [('redirect', f'/again?{QUERY}')] * 30,
@@ -268,7 +268,7 @@ def test_command_line_reveals_no_secrets(command, monkeypatch, capsys, tmp_path,
             f'{server.endpoint}/object?{QUERY}', f'https://{USER}:{PASSWORD}@127.0.0.1/object', f'nothing://{PASSWORD}@x/y',
         ):  # fmt: skip
             server.script.clear()
-            server.script.extend([('status', 403)] * 9)
+            server.script.extend([('status', 403)] * 1000)
             monkeypatch.setattr(sys, 'argv', ['granular', name, url, *more])
             with pytest.raises(SystemExit) as ended:
                 cli.main()
@@ -350,13 +350,13 @@ def test_custom_headers_quoted_by_a_server_are_not_revealed(how, custom, logged)
         path = granular.Path(f'{server.endpoint}/object', config=QUICK, headers={'x-api-key': custom})
         for call in (lambda: path.read_range(10, 50), path.read_bytes, lambda: granular.BagReader(path), path.stat):
             server.script.clear()
-            server.script.extend([('raw', reply.encode(), True)] * 9)
+            server.script.extend([('raw', reply.encode(), True)] * 1000)
             with contextlib.suppress(GranularError):
                 call()
                 continue
             # Raised again, to look at it with all that led to it.
             server.script.clear()
-            server.script.extend([('raw', reply.encode(), True)] * 9)
+            server.script.extend([('raw', reply.encode(), True)] * 1000)
             with pytest.raises(GranularError) as failed:
                 call()
             clean(''.join(traceback.format_exception(failed.value)))
