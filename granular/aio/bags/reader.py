@@ -15,6 +15,7 @@ from granular.aio.stores.fanout import once_more
 from granular.aio.stores.local.files import IN_PLACE
 from granular.formats.base import Buffer
 from granular.indexing import Ints, cut_to, index_of, indices_of
+from granular.metrics import timing
 
 
 class BagReader(PinnedSource[bytes]):
@@ -123,7 +124,7 @@ class BagReader(PinnedSource[bytes]):
 
     async def _fetch(self, indices: Ints) -> list[bytes]:
         bag = self._bag
-        if len(indices) <= FEW and bag.immediate:
+        if len(indices) <= FEW and bag.immediate and not timing.on:
             positions = indices.tolist()
             if is_immediate() or sum(map(bag.size_of, positions)) <= IN_PLACE:
                 return [bag.read_now(position) for position in positions]

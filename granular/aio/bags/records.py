@@ -21,7 +21,8 @@ _number: Final[Callable[[Bag], int]] = operator.attrgetter('number')
 _datasize: Final[Callable[[Bag], int]] = operator.attrgetter('datasize')
 
 FEW: Final = 8
-"""Datapoints, or records, up to which each is read on its own if that need not wait: planning takes longer."""
+"""Datapoints, or records, up to which each is read on its own if that need not wait, as planning would take longer;
+unless stages are timed."""
 
 
 class Rows(NamedTuple):
