@@ -341,7 +341,7 @@ REFUSED = {
     'asynchronous': (s3fs.S3FileSystem, {**S3, 'asynchronous': True}),
     'loop': (s3fs.S3FileSystem, {**S3, 'loop': get_loop()}),
     'api_version': (s3fs.S3FileSystem, {**S3, 'client_kwargs': {'api_version': '2006-03-01'}}),
-    'proxies': (s3fs.S3FileSystem, {**S3, 'config_kwargs': {'proxies': {'https': 'https://host'}}}),
+    'client_cert': (s3fs.S3FileSystem, {**S3, 'config_kwargs': {'client_cert': '/cert.pem'}}),
     'signature_version': (s3fs.S3FileSystem, {**S3, 'config_kwargs': {'signature_version': 's3'}}),
     'SSECustomerKey': (s3fs.S3FileSystem, {**S3, 's3_additional_kwargs': {'SSECustomerKey': 'planted'}}),
     'session_kwargs': (gcsfs.core.GCSFileSystem, {'token': 'anon', 'session_kwargs': {'trust_env': True}}),
@@ -366,6 +366,10 @@ def test_options_that_cannot_be_honoured_are_named(name):
         ({'client_kwargs': {'verify': '/ca.pem'}}, {'tls_verify': '/ca.pem'}),
         ({'client_kwargs': {'region_name': 'eu-west-3'}}, {'region': 'eu-west-3'}),
         ({'config_kwargs': {'region_name': 'eu-west-3'}}, {'region': 'eu-west-3'}),
+        *(
+            ({'config_kwargs': settings}, {'config_kwargs': settings})
+            for settings in ({'proxies': {'https': 'http://host'}}, {'use_fips_endpoint': True})
+        ),
         ({'requester_pays': True}, {'requester_pays': True}),
         ({'s3_additional_kwargs': {'ACL': 'private'}}, {'s3_additional_kwargs': {'ACL': 'private'}}),
         (
