@@ -64,7 +64,7 @@ def test_profile_that_does_not_exist_is_an_error_with_the_remedy(options, tmp_pa
     monkeypatch.delenv('AWS_PROFILE', raising=False)
     if not options:
         monkeypatch.setenv('AWS_PROFILE', 'nobody')
-    with pytest.raises(AccessDeniedError, match=r'nobody.*: check AWS_PROFILE, or profile=, against `aws configure'):
+    with pytest.raises(AccessDeniedError, match=r'nobody.*: add it with `aws configure`, or name another one by'):
         granular.Path('s3://bucket/x', endpoint_url='http://127.0.0.1:1', **options).exists()
 
 
