@@ -134,22 +134,6 @@ def refuse_unknown(
         raise UnknownArgumentError(f'{owner}: expected {expected}, got {count} by position{remedy}') from None
 
 
-def refuse_random_sampler() -> None:
-    """Raise an error if a sampler of torch asks for the length of an endless dataset, to number all of its elements.
-
-    Called by ``__len__``.
-    """
-    caller = sys._getframe(2)
-    if caller.f_globals.get('__name__') in ('torch.utils.data.sampler', 'torch.utils.data.distributed'):
-        kinds = [kind.__name__ for kind in type(caller.f_locals.get('self')).__mro__]
-        if sampler := next((name for name in ('RandomSampler', 'DistributedSampler') if name in kinds), ''):
-            raise InvalidArgumentError(
-                f'{sampler}: an endless dataset has no random order in torch: shuffle it before it is repeated, as in '
-                f'dataset.shuffle(seed=0).repeat(), and pass granular.integrations.torch.IterableDataset(dataset), '
-                f'which is also divided among ranks, without shuffle=True and without a sampler'
-            )
-
-
 class Answering:
     """Base of classes whose constructors answer names of arguments that they do not have."""
 

@@ -11,10 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from granular._lazy import import_extra, is_masked
-from granular._other_names import answering, refuse_random_sampler
+from granular._other_names import answering
 from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capturing
 from granular.aio.pipeline.nodes.adapters import convert
-from granular.aio.pipeline.nodes.indices import LONGEST
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.portal import run
 from granular.errors import DatapointError, InvalidArgumentError
@@ -59,9 +58,7 @@ class Dataset(_Dataset):  # type: ignore[misc]
         return type(self), (self._source, self._on_error)
 
     def __len__(self) -> int:
-        if (length := len(self._node)) > LONGEST:
-            refuse_random_sampler()
-        return length
+        return len(self._node)
 
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([index])[0]

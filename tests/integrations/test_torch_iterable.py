@@ -373,25 +373,6 @@ def test_lengths_of_batches_are_known_and_those_of_elements_on_request():
                 len(loader)
 
 
-@pytest.mark.parametrize('kind', [lambda dataset: dataset, granular.integrations.torch.Dataset])
-def test_random_samplers_of_torch_refuse_an_endless_dataset(kind):
-    dataset = kind(numbers().repeat())
-    for call in (
-        lambda: DataLoader(dataset, shuffle=True),
-        lambda: list(torch.utils.data.RandomSampler(dataset)),
-        lambda: torch.utils.data.DistributedSampler(dataset, 2, 0),
-        lambda: DataLoader(kind(numbers().repeat().batch(3)), shuffle=True),
-    ):
-        with pytest.raises(
-            InvalidArgumentError, match=r'Sampler: an endless .*\.shuffle\(seed=0\)\.repeat\(\), and pass'
-        ):
-            call()
-    assert next(iter(DataLoader(dataset, batch_size=2))).tolist() == [0, 1]
-    shuffled = IterableDataset(numbers().shuffle(seed=0).repeat(), ShardOptions(1, 2))
-    taken = list(itertools.islice(DataLoader(shuffled, batch_size=None), COUNT // 2))
-    assert len(set(taken)) == COUNT // 2 and len(DataLoader(kind(numbers()), shuffle=True)) == COUNT
-
-
 @pytest.mark.parametrize(
     'endless', [lambda d: d.repeat(), lambda d: d.repeat().batch(3), lambda d: d.batch(3).repeat()], ids=[0, 1, 2]
 )

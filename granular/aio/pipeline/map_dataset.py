@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, SupportsIndex, T
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular._other_names import Awaited, answering, refuse_random_sampler
+from granular._other_names import Awaited, answering
 from granular._typing import Element_co
 from granular._words import counted
 from granular.aio.execution.failures import OnError, without_failures
@@ -366,9 +366,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
     # --- length and description
 
     def __len__(self) -> int:
-        if (length := len(self._node)) > nodes.LONGEST:
-            refuse_random_sampler()
-        return length
+        return len(self._node)
 
     def __str__(self) -> str:
         return format_pipeline(self._node)
