@@ -22,6 +22,7 @@ from granular.errors import (
     OutOfRangeError,
     StoreError,
 )
+from tests.support.amazon import place_regions
 from tests.support.faults import DATA, FaultServer
 from tests.support.loop_server import LoopServer
 from tests.support.servers import free_ports
@@ -456,11 +457,8 @@ def test_retry_budget_bounds_retries(server):
 @pytest.fixture
 def regions(server, monkeypatch):
     """Two servers as two regions: the bucket is in the second one."""
-    from granular.aio.stores.s3.client import S3Client
-
     with FaultServer() as other:
-        places = {'us-east-1': server, 'eu-west-3': other}
-        monkeypatch.setattr(S3Client, '_address', lambda self: f'{places[self.region].endpoint}/bucket')
+        place_regions(monkeypatch, {'us-east-1': server, 'eu-west-3': other})
         monkeypatch.delenv('AWS_REGION', raising=False)
         monkeypatch.delenv('AWS_ENDPOINT_URL', raising=False)
         yield server, other

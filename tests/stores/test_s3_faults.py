@@ -37,6 +37,7 @@ from granular.errors import (
     StoreError,
 )
 from granular.formats.checksums import crc32c
+from tests.support.amazon import place_regions
 from tests.support.credentials import AmazonKeys
 from tests.support.s3_faults import Answer, S3Proxy
 from tests.support.servers import TLSProxy
@@ -557,18 +558,9 @@ async def test_clock_skew_of_many_requests_is_logged_once(server, moto, monkeypa
 
 @pytest.mark.parametrize('operation', dict(recovering('region')))
 def test_region_of_the_bucket_is_followed(server, moto, new_case, monkeypatch, operation):
-    from granular.aio.stores.s3.client import S3Client
-
     with S3Proxy(moto.endpoint) as wrong:
         wrong.region = 'eu-west-3'
-        places = {'us-east-1': wrong, 'eu-west-3': server}
-        original = S3Client._ask  # the address of a region is not configurable: only AWS has several
-
-        def ask(self, region):
-            route = original(self, region)
-            return route if self.endpoint else route._replace(base=f'{places[region].endpoint}/{self.store.bucket}')
-
-        monkeypatch.setattr(S3Client, '_ask', ask)
+        place_regions(monkeypatch, {'us-east-1': wrong, 'eu-west-3': server})
         case = new_case(operation)
         case.reopen(key='KEY', secret=str(next(numbers)), config=QUICK)
         operation(case)

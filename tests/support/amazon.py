@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 import urllib.parse
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import trustme
@@ -131,3 +132,16 @@ def sent_by(arrival: Arrival) -> Any:
     names = 'x-amz-request-payer', 'x-amz-security-token', 'x-amz-s3session-token'
     url = arrival.url.partition('?')[0] + ('?session' if 'session' in arrival.url.partition('?')[2] else '')
     return arrival.proxied, arrival.method, url, arrival.scope, [bool(arrival.headers.get(name)) for name in names]
+
+
+def place_regions(monkeypatch: Any, servers: Mapping[str, Any]) -> None:
+    """Let servers stand for regions of Amazon: the address of a region is not configurable."""
+    from granular.aio.stores.s3.client import S3Client
+
+    original = S3Client._ask
+
+    def ask(self: S3Client, region: str) -> Any:
+        route = original(self, region)
+        return route if self.endpoint else route._replace(base=f'{servers[region].endpoint}/{self.store.bucket}')
+
+    monkeypatch.setattr(S3Client, '_ask', ask)
