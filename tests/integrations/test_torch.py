@@ -201,10 +201,8 @@ def test_epochs_equal_those_of_the_dataset():
     first = [batch.tolist() for batch in dataset]
     dataset.set_epoch(1)
     assert first == [batch.tolist() for batch in mixed] != [batch.tolist() for batch in dataset]
-    dataset = IterableDataset(base.repeat())
-    dataset.set_epoch(1)
     with pytest.raises(InvalidArgumentError, match='epoch 1: the dataset is repeated infinitely'):
-        iter(dataset)
+        IterableDataset(base.repeat()).set_epoch(1)
 
 
 def ranked(rank, file, queue):

@@ -229,23 +229,6 @@ def test_default_settings_follow_the_fields_that_are_read_and_are_part_of_states
                 loader.load(state)
 
 
-def test_states_of_blocks_without_strata_are_refused():
-    dataset = granular.MapDataset.range(1000).shuffle(1, shuffle.Blocks(8, 16))
-    with granular.Loader(dataset.map(lambda i: {'i': i}), 10) as loader:
-        with pytest.raises(StateError, match='before granular had stratified windows, Blocks was another order'):
-            loader.load({'step': 20, 'seed': 1})
-        expected = [next(loader)['i'].tolist() for _ in range(3)][-1]
-        loader.load({'step': 20, 'seed': 1, 'orders': ['Blocks(block=8, window=16, stratified)']})
-        assert next(loader)['i'].tolist() == expected
-    with granular.Loader(granular.MapDataset.range(1000).map(lambda i: {'i': i}), 10) as loader:
-        with pytest.raises(StateError, match='this source has'):
-            loader.load({'step': 20, 'seed': 0, 'orders': ['Blocks(block=8, window=16, stratified)']})
-    iterator = iter(dataset)
-    state = json.loads(json.dumps(iterator.get_state()).replace(', stratified', ''))
-    with pytest.raises(StateError, match='before granular had stratified windows, Blocks was another order'):
-        iterator.set_state(state)
-
-
 def test_epochs_and_seeds_differ():
     for order in (shuffle.Index(), shuffle.Blocks(16, 8), shuffle.Permutation()):
         orders = [order.lookup(np.arange(1000), 1000, seed, epoch).tolist() for seed in (1, 50) for epoch in (0, 1)]
