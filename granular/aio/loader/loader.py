@@ -266,7 +266,7 @@ class Loader(LoaderHandle):
         num_shards: int = 1,
         mp: Any = None,
         on_error: OnError = 'raise',
-        memory: int = 512 << 20,
+        memory: int = 2 << 30,
     ) -> None:
         batch, prefetch = check_integer('batch', batch, 1), check_integer('prefetch', prefetch, 0)
         workers = check_integer('workers', workers, 1, None if mp is None else MOST_WORKERS)
