@@ -42,7 +42,6 @@ WHITE_BOX = {
     'http/test_connections.py': 'races in the pool of connections, between two turns of the loop',
     'http/test_replies.py': 'a checksum of the optional package awscrt, found once in a process',
     'robustness/fuzz/targets.py': 'the parser of cached indices, without the file system',
-    'stores/test_s3_faults.py': 'the address of a region, of which only AWS has several',
 }
 TESTS = {f'{file.relative_to(ROOT / "tests")}': file for file in (ROOT / 'tests').rglob('*.py')}
 

@@ -11,6 +11,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from granular.aio.stores.s3.route import route_of
 from tests.support.faults import md5_etag
 from tests.support.loop_server import LoopServer, read_head
 
@@ -136,12 +137,10 @@ def sent_by(arrival: Arrival) -> Any:
 
 def place_regions(monkeypatch: Any, servers: Mapping[str, Any]) -> None:
     """Let servers stand for regions of Amazon: the address of a region is not configurable."""
-    from granular.aio.stores.s3.client import S3Client
 
-    original = S3Client._ask
+    def placed(root: str, options: Any, endpoint: Any, region: str) -> Any:
+        route = route_of(root, options, endpoint, region)
+        bucket = root.removeprefix('s3://')
+        return route if endpoint.url else route._replace(base=f'{servers[region].endpoint}/{bucket}')
 
-    def ask(self: S3Client, region: str) -> Any:
-        route = original(self, region)
-        return route if self.endpoint else route._replace(base=f'{servers[region].endpoint}/{self.store.bucket}')
-
-    monkeypatch.setattr(S3Client, '_ask', ask)
+    monkeypatch.setattr('granular.aio.stores.s3.client.route_of', placed)
