@@ -80,7 +80,7 @@ import granular
 with granular.DatasetWriter({str(tmp_path / 'data')!r}, {{'x': 'int'}}) as writer:
     writer.append({{'x': 1}})
 before = 'mallopt' in called
-assert granular.DatasetReader({str(tmp_path / 'data')!r}, granular.decoders).fetch([0]) == [{{'x': 1}}]
+assert granular.DatasetReader({str(tmp_path / 'data')!r}, granular.decoders).fetch([0] * 9) == [{{'x': 1}}] * 9
 print(json.dumps([before, 'mallopt' in called]))
 """
     assert json.loads(run_python(program).stdout) == [False, expected]
