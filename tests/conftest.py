@@ -16,6 +16,7 @@ from pyarrow import parquet
 
 import granular
 from granular import cli
+from granular.aio.runtime import replied
 from tests.support.hub import HubServer
 from tests.support.interpreters import Interpreter
 from tests.support.oracles import KappaData, Oracle
@@ -107,6 +108,12 @@ def hermetic() -> Iterator[None]:
             getattr(api, name)  # compile lazy imports now, as this may block an event loop for long
     yield
     patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget which servers have replied: those of this test may have the ports of earlier ones, and no outage."""
+    monkeypatch.setattr(replied, '_replied', {})
 
 
 @pytest.fixture(autouse=True)
