@@ -69,7 +69,7 @@ def sharding(data: Data, server: Server) -> Result:
 
 
 def _cost(data: Data, what: str, folder: str, files: int) -> float:
-    return ours(data, 'cost', module='sharding', what=what, folder=folder, files=files)['us']
+    return ours(data, 'cost', module='sharding', case=what, folder=folder, files=files)['us']
 
 
 def written(data: Data, layout: Any, shards: int, indexed: bool) -> pathlib.Path:
@@ -96,11 +96,11 @@ def cost(job: Job) -> dict[str, float]:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (job['files'] or most, most))
     picks = np.random.default_rng(2).permutation(RECORDS)[: RECORDS // BATCH * BATCH]
-    if job['what'] == 'floor':
+    if job['case'] == 'floor':
         return {'us': _best(floor(job['folder'], picks.reshape(-1, BATCH)), len(picks))}
-    decoders = None if job['what'] == 'fetch' else {**granular.decoders, 'bytes': len, 'utf8': len}
+    decoders = None if job['case'] == 'fetch' else {**granular.decoders, 'bytes': len, 'utf8': len}
     with granular.ShardedDatasetReader(job['folder'], decoders) as reader:
-        return {'us': _best(*_READS[job['what']](reader, picks))}
+        return {'us': _best(*_READS[job['case']](reader, picks))}
 
 
 def _best(read: Callable[[], object], count: int) -> float:
