@@ -74,6 +74,7 @@ class Assembly:
         self._source, self._size, self._offset = source, size, offset
         self._errors = Errors(on_error, 'step')
         self.spec: Spec = {}  # set before the first batch
+        self.depth = prefetch  # by the sizes that are known
         self._memory, self._prefetch, self._most, self._processes = memory, prefetch, prefetch + 1, processes
         self._roots, self._weight = measured_roots(source), weight_of(source)
         self._decoding: Decoding | None = None  # once one datapoint was too large
@@ -97,19 +98,20 @@ class Assembly:
                 share = max(self._memory // 4, min(self._memory // 2, left))
                 self._decoding = Decoding(self._source, self._weight, share // self._processes)
             datapoints = await self._decoding.fetch(indices)
+        self.find_depth()
         assemble = timed(ASSEMBLE, self._assemble)
         if self._is_small() and not any(type(datapoint) is Failure for datapoint in datapoints):
             return assemble(datapoints, first)
         return await offload(assemble, datapoints, first)
 
-    @property
-    def depth(self) -> int:
-        """The number of batches to compute beyond the next one."""
+    def find_depth(self) -> None:
+        """Set the number of batches to compute beyond the next one."""
         if self._fits():
-            return self._prefetch
+            self.depth = self._prefetch
+            return
         nbytes = max(1, self._nbytes)
         left = self._memory - self._memory // 4 - nbytes  # without what is decoded, and a batch that is assembled
-        return max(0, min(self._most, left // nbytes) - 1)
+        self.depth = max(0, min(self._most, left // nbytes) - 1)
 
     @property
     def _nbytes(self) -> int:

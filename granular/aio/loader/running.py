@@ -220,6 +220,7 @@ class Loading(Flow):
         else:
             self.ahead.stop = epochs.stop(step)
         await self.spec()
+        self._assembly.find_depth()
         self._stops = True
 
     def _recycle(self) -> None:
