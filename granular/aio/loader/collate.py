@@ -3,7 +3,7 @@
 import collections
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 from granular._lazy import is_masked
 from granular.aio.execution.failures import Errors, Failure, OnError
 from granular.aio.pipeline.nodes.source import Source, all_stages
-from granular.aio.pipeline.nodes.stacking import NUMBERS, array_of_texts, checked, memory_for, stack_leaves
+from granular.aio.pipeline.nodes.stacking import (
+    NUMBERS,
+    NewArray,
+    are_alike,
+    array_of_texts,
+    checked,
+    memory_for,
+    stack_arrays,
+    stack_leaves,
+)
 from granular.aio.pipeline.streams.decoding import Decoding, measured_roots
 from granular.aio.pipeline.streams.read import weight_of
 from granular.aio.runtime.threads import offload
@@ -78,7 +87,7 @@ class Assembly:
         self._memory, self._prefetch, self._most, self._processes = memory, prefetch, prefetch + 1, processes
         self._roots, self._weight = measured_roots(source), weight_of(source)
         self._decoding: Decoding | None = None  # once one datapoint was too large
-        self._new: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]] = np.empty if recycles else memory_for
+        self._new: NewArray = np.empty if recycles else memory_for
         # True if the source returns a ``Failure`` for a datapoint that fails instead of raising.
         self.captures: bool = not self._errors.raises
         self.recycled: collections.deque[Batch] = collections.deque()  # those whose memory may be reused
@@ -163,13 +172,9 @@ class Assembly:
                         return column
                     memory[:] = column
                     return memory
-        if kinds != {np.ndarray} or not all(
-            (value.dtype is dtype or value.dtype == dtype) and value.shape == shape for value in values
-        ):
+        if kinds != {np.ndarray} or not are_alike(values, dtype, shape):
             values = [check_value(key, value, first + i, dtype, shape) for i, value in enumerate(values)]
-        if memory is None:
-            memory = self._new((len(values), *shape), dtype)
-        return stack_leaves(values, memory)  # type: ignore[no-any-return]
+        return stack_arrays(values, self._new if memory is None else lambda *_: memory)
 
     def _resolved(self, datapoints: list[Any], first: int, failed: list[tuple[int, str]]) -> list[Any]:
         """Apply the ``on_error`` policy to datapoints that failed or differ from the spec; return the others."""

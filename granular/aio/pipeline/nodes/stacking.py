@@ -31,6 +31,9 @@ NUMBERS: Final = frozenset((  # types for which it takes a tenth
 _EXACT: Final = 1 << 53  # up to which a float of 64 bits has all integers
 _TEXTS: Final = (str, (bytes, bytearray))
 
+NewArray = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+"""Returns an array of a shape and a dtype, which is not initialised."""
+
 
 def stack(datapoints: Sequence[Any]) -> Any:
     """Stack datapoints of one structure (dicts, tuples, lists of arrays and numbers), each leaf along a new first axis.
@@ -76,18 +79,12 @@ def _unlike(i: int, datapoint: Any, first: Any) -> DatapointError:
     return DatapointError(f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}: {_REMEDY}')
 
 
-def stack_leaves(datapoints: Sequence[Any], out: NDArray[Any] | None = None) -> Any:
-    """Stack leaves of datapoints, as ``stack`` does; arrays of one dtype and shape into ``out``, if it is given."""
+def stack_leaves(datapoints: Sequence[Any]) -> Any:
+    """Stack leaves of datapoints, as ``stack`` does."""
     first = datapoints[0]
     kinds = set(map(type, datapoints))
-    if kinds == {np.ndarray} and (out is not None or first.dtype.isnative) and _are_alike(datapoints):
-        size, dtype, shape = len(datapoints), first.dtype, first.shape
-        if not shape:
-            return np.array(datapoints, dtype) if dtype.kind in _FAST else np.stack(datapoints)
-        if out is None:
-            out = memory_for((size, *shape), dtype)
-        np.concatenate(datapoints, out=out.reshape(size * shape[0], *shape[1:]))  # in less time than np.stack
-        return out
+    if kinds == {np.ndarray} and first.dtype.isnative and are_alike(datapoints, first.dtype, first.shape):
+        return stack_arrays(datapoints, memory_for)
     for texts in _TEXTS:
         if any(issubclass(kind, texts) for kind in kinds):
             if not all(issubclass(kind, texts) or kind is NoneType for kind in kinds):
@@ -117,16 +114,26 @@ def stack_leaves(datapoints: Sequence[Any], out: NDArray[Any] | None = None) -> 
     return stacked
 
 
+def stack_arrays(arrays: Sequence[NDArray[Any]], new: NewArray) -> NDArray[Any]:
+    """Stack arrays that are alike, at least one; ``new`` returns the memory for more than a number each."""
+    size, dtype, shape = len(arrays), arrays[0].dtype, arrays[0].shape
+    if not shape:
+        return np.array(arrays, dtype) if dtype.kind in _FAST else np.stack(arrays)
+    out = new((size, *shape), dtype)
+    np.concatenate(arrays, out=out.reshape(size * shape[0], *shape[1:]))  # in less time than np.stack
+    return out
+
+
+def are_alike(arrays: Sequence[NDArray[Any]], dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+    """Return whether all arrays have a dtype and a shape."""
+    return all((array.dtype is dtype or array.dtype == dtype) and array.shape == shape for array in arrays)
+
+
 def _with_masks(datapoints: Sequence[Any]) -> list[Any]:
     """Return datapoints with masked values in place of ``np.ma.masked``, whose dtype is always float64."""
     known = next((datapoint for datapoint in datapoints if datapoint is not np.ma.masked), np.ma.masked)
     masked = np.ma.array(np.zeros((), np.asarray(known).dtype), mask=True)
     return [masked if datapoint is np.ma.masked else datapoint for datapoint in datapoints]
-
-
-def _are_alike(arrays: Sequence[NDArray[Any]]) -> bool:
-    dtype, shape = arrays[0].dtype, arrays[0].shape
-    return all((array.dtype is dtype or array.dtype == dtype) and array.shape == shape for array in arrays)
 
 
 def checked(out: Any, datapoints: Sequence[Any]) -> Any:

@@ -22,7 +22,6 @@ _SESSION: Final = (
     '</SessionToken><Expiration>2999-01-01T00:00:00Z</Expiration></Credentials></CreateSessionResult>'
 )
 
-SYMMETRIC: Final = 'AWS4-HMAC-SHA256'
 ASYMMETRIC: Final = 'AWS4-ECDSA-P256-SHA256'
 
 
