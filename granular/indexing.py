@@ -145,6 +145,11 @@ def sums_of(values: Ints, counts: Ints) -> Ints:
     return out
 
 
+def owner_of(counts: Ints, position: int) -> int:
+    """Return which of some owners has a position: each has so many, one owner behind the other."""
+    return int(counts.cumsum().searchsorted(position, side='right'))
+
+
 def cut_into(values: list[T], counts: Sequence[int]) -> list[list[T]]:
     """Return a list for each of some counts, of values that lie one behind the other."""
     if len(counts) == 1:

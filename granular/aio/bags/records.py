@@ -15,7 +15,7 @@ from granular.aio.stores.fanout import read_ranges
 from granular.config import MiB
 from granular.errors import CorruptBagError
 from granular.formats.checksums import check
-from granular.indexing import Ints, cut_into, sums_of
+from granular.indexing import Ints, cut_into, owner_of, sums_of
 
 _number: Final[Callable[[Bag], int]] = operator.attrgetter('number')
 _datasize: Final[Callable[[Bag], int]] = operator.attrgetter('datasize')
@@ -140,7 +140,7 @@ async def _look_up(tables: Tables, rows: Rows) -> tuple[Ints, Ints]:
     bad = (starts < 0) | (stops < starts) | (stops > most)
     if bad.any():
         i = int(bad.argmax())
-        bag = bags[int(np.searchsorted(np.cumsum(counts), i, side='right'))]
+        bag = bags[owner_of(counts, i)]
         raise CorruptBagError(
             f'{bag.name}: the index of its dataset has a record from {starts[i]} to {stops[i]}, of {most[i]} bytes: '
             f'run `granular index` on the dataset'

@@ -19,7 +19,7 @@ from granular.aio.stores.fanout import once_more
 from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import CorruptDatasetError, InvalidArgumentError, UnknownKeyError
 from granular.formats.layout import Layout, Spec, unpack_refs
-from granular.indexing import Ints, cut_into, sums_of
+from granular.indexing import Ints, cut_into, owner_of, sums_of
 
 Datapoint = dict[str, Any]
 Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
@@ -241,7 +241,7 @@ class Picks(NamedTuple):
 
     def locate(self, position: int) -> tuple[Columns, int]:
         """Return the dataset of the datapoint at a position, and its index in it."""
-        number = int(np.searchsorted(np.cumsum(self.counts), position, side='right'))
+        number = owner_of(self.counts, position)
         return self.datasets[number], int(self.indices[position])
 
 
@@ -316,7 +316,7 @@ async def _read_columns(
 
     def locate(field: Field, position: int) -> tuple[str, int]:
         if (own := numbers[field.key]) is not None:
-            position = int(np.searchsorted(np.cumsum(own), position, side='right'))
+            position = owner_of(own, position)
         columns, index = picks.locate(position)
         return columns.name, index
 

@@ -13,7 +13,7 @@ from granular.aio.runtime.immediate import to_loop
 from granular.aio.stores import Request, Store, ranges
 from granular.aio.stores.base import Spans
 from granular.errors import CorruptError, OutOfRangeError
-from granular.indexing import Ints, cut_into
+from granular.indexing import Ints, cut_into, owner_of
 from granular.metrics import READ, counters, record_time, timing
 
 T = TypeVar('T')
@@ -75,7 +75,7 @@ async def read_ranges(
     if not len(starts):
         return []
     if (highest := int(stops.max())) >= 1 << _BITS:
-        key, _ = objects[int(np.searchsorted(np.cumsum(counts), stops.argmax(), side='right'))]
+        key, _ = objects[owner_of(counts, int(stops.argmax()))]
         raise OutOfRangeError(f'{store.url(key)}: no object has {highest} bytes')
     counters.ranges += len(starts)
     if len(objects) > 1:
