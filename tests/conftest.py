@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import gc
 import os
+import pathlib
+import ssl
 import sys
 import threading
 import time
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 import hypothesis
 import pyarrow
 import pytest
+import trustme
 from pyarrow import parquet
 
 import granular
@@ -146,6 +149,27 @@ def unblocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     gc.callbacks.remove(collector)
     assert not slow, f'the event loop was blocked: {slow}'
+
+
+@pytest.fixture(scope='session')
+def authority() -> trustme.CA:
+    """An authority of certificates, which no one trusts."""
+    return trustme.CA()
+
+
+@pytest.fixture
+def certified(authority: trustme.CA) -> ssl.SSLContext:
+    """The context of a server on this machine, with a certificate of the authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert('127.0.0.1').configure_cert(context)
+    return context
+
+
+@pytest.fixture
+def bundle(authority: trustme.CA, tmp_path: pathlib.Path) -> str:
+    """A file with the certificate of the authority."""
+    authority.cert_pem.write_to_path(str(tmp_path / 'authority.pem'))
+    return str(tmp_path / 'authority.pem')
 
 
 @pytest.fixture(scope='session')

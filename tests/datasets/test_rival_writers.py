@@ -7,6 +7,7 @@ import logging
 import random
 import re
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -60,6 +61,25 @@ class TurnsProxy(FaultProxy):
         self.ended.add(name)
         asyncio.run_coroutine_threadsafe(self._pass(name), self.loop).result()
 
+    def run(self, **calls: Callable[[], object]) -> dict[str, GranularError]:
+        """Make the calls of some clients at the same time; return their failures."""
+        failures: dict[str, GranularError] = {}
+
+        def run(name: str, call: Callable[[], object]) -> None:
+            try:
+                call()
+            except GranularError as error:
+                failures[name] = error
+            finally:
+                self.end(name)
+
+        threads = [threading.Thread(target=run, args=call) for call in calls.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return failures
+
     def path(self, path: granular.Path, key: str) -> granular.Path:
         """Return the same path, reached through this proxy as a client."""
         return granular.Path(str(path), endpoint_url=self.endpoint, key=key, secret='secret')
@@ -109,26 +129,16 @@ def test_rivals_on_a_server_without_conditions_leave_the_dataset_of_one_that_suc
         for number in range(examples(24)):
             folder, alike = moto.place(), bool(number % 2)
             proxy.turns, proxy.ended = rng.choices('ab', k=rng.choice([4, 12, 24])), set()
-            succeeded, met = [], threading.Barrier(2)
+            met = threading.Barrier(2)
 
-            def write(name, folder=folder, alike=alike, succeeded=succeeded, met=met):
-                try:
-                    with contextlib.suppress(GranularError):
-                        with granular.DatasetWriter(
-                            proxy.path(folder, name), SPEC, granular.encoders, layout
-                        ) as writer:
-                            met.wait()
-                            for point in points(name, alike):
-                                writer.append(point)
-                        succeeded.append(name)
-                finally:
-                    proxy.end(name)
+            def write(name, folder=folder, alike=alike, met=met):
+                with granular.DatasetWriter(proxy.path(folder, name), SPEC, granular.encoders, layout) as writer:
+                    met.wait()
+                    for point in points(name, alike):
+                        writer.append(point)
 
-            threads = [threading.Thread(target=write, args=(name,)) for name in 'ab']
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
+            failures = proxy.run(**{name: functools.partial(write, name) for name in 'ab'})
+            succeeded = [name for name in 'ab' if name not in failures]
             if not succeeded:
                 assert not (folder / 'spec.json').exists()
                 continue
@@ -149,27 +159,15 @@ def test_a_copy_that_succeeds_beside_a_writer_stays_whole(moto, layout):
             writer.append(point)
     with TurnsProxy(moto.endpoint) as proxy:
         for number in range(0, 24, 3):
-            folder, succeeded = moto.place(), []
+            folder = moto.place()
             proxy.turns, proxy.ended = [], set()
-
-            def run(name, function, *args, succeeded=succeeded):
-                try:
-                    with contextlib.suppress(GranularError):
-                        function(*args)
-                        succeeded.append(name)
-                finally:
-                    proxy.end(name)
-
             writer = granular.DatasetWriter(proxy.path(folder, 'w'), SPEC, layout=layout)
             for point in points('w', False):
                 writer.append(point)
             proxy.turns = [*'w' * number, *'c' * 200]
-            calls = ('w', writer.close), ('c', proxy.path(source, 'c').copy, proxy.path(folder, 'c'))
-            threads = [threading.Thread(target=run, args=args) for args in calls]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
+            copy = functools.partial(proxy.path(source, 'c').copy, proxy.path(folder, 'c'))
+            failures = proxy.run(w=writer.close, c=copy)
+            succeeded = [name for name in 'cw' if name not in failures]
             assert succeeded, number
             with granular.DatasetReader(folder, verify=True) as reader:
                 assert list(reader) == points(min(succeeded), False), number  # a copy replaces a finished dataset
@@ -258,16 +256,6 @@ def test_clean_beside_a_writer_leaves_a_whole_dataset_or_fails_the_writer(moto):
         for _ in range(examples(40)):
             folder, kind = moto.place(), rng.choice(['refs', 'columns', 'shards'])
             proxy.turns, proxy.ended = [], set()
-            failures: list[BaseException] = []
-
-            def run(name, function, failures=failures):
-                try:
-                    function()
-                except GranularError as error:
-                    failures.append(error)
-                finally:
-                    proxy.end(name)
-
             clean = functools.partial(granular.clean, proxy.path(folder, 'c'), remove=True, older=0, bags=True)
             path = proxy.path(folder, 'w')
             if kind == 'shards':
@@ -276,14 +264,8 @@ def test_clean_beside_a_writer_leaves_a_whole_dataset_or_fails_the_writer(moto):
                 writer = granular.DatasetWriter(path, SPEC, granular.encoders, kind)
             for point in points('w', True):
                 writer.append(point)
-            turns = [*'w' * rng.randrange(24), *rng.choices('wc', [rng.random(), 0.5], k=40)]
-            proxy.turns = turns
-            threads = [threading.Thread(target=run, args=args) for args in (('w', writer.close), ('c', clean))]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
-            if failures:
+            proxy.turns = [*'w' * rng.randrange(24), *rng.choices('wc', [rng.random(), 0.5], k=40)]
+            if failures := proxy.run(w=writer.close, c=clean):
                 shards = [folder / '000000', folder]
                 assert not any((shard / 'spec.json').exists() for shard in shards), failures
                 continue
@@ -309,23 +291,9 @@ def test_clean_beside_a_copy_leaves_a_whole_dataset_or_fails_the_copy(moto, tmp_
         for _ in range(examples(40)):
             folder, kind = moto.place(), rng.choice(['refs', 'columns', 'shards'])
             proxy.turns, proxy.ended = [*'w' * rng.randrange(40), *rng.choices('wc', [rng.random(), 0.5], k=60)], set()
-            failures: list[BaseException] = []
-
-            def run(name, function, failures=failures):
-                try:
-                    function()
-                except GranularError as error:
-                    failures.append(error)
-                finally:
-                    proxy.end(name)
-
             copy = functools.partial(granular.Path(tmp_path / kind).copy, proxy.path(folder, 'w'))
             clean = functools.partial(granular.clean, proxy.path(folder, 'c'), remove=True, older=0, bags=True)
-            threads = [threading.Thread(target=run, args=args) for args in (('w', copy), ('c', clean))]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
+            failures = proxy.run(w=copy, c=clean)
             specs = list(folder.rglob('spec.json'))
             if failures:
                 for path in specs:  # of a shard that is complete

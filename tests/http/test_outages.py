@@ -12,7 +12,6 @@ import ssl
 import urllib.parse
 
 import pytest
-import trustme
 
 import granular
 from granular import aio
@@ -261,11 +260,6 @@ def test_datasets_are_read_through_an_outage(tmp_path):
         granular.convert(root, tmp_path / 'converted')
         with granular.open(tmp_path / 'converted') as reader:
             assert len(reader) == 200
-
-
-@pytest.fixture(scope='module')
-def authority():
-    return trustme.CA()
 
 
 # asyncio leaves sockets of handshakes that failed, of the server, to the garbage collector.

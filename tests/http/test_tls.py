@@ -10,7 +10,6 @@ import urllib.parse
 import warnings
 
 import pytest
-import trustme
 
 import granular
 from granular.aio.http import tls
@@ -24,24 +23,6 @@ from tests.support.loop_server import LoopServer
 from tests.support.servers import TLSProxy
 
 QUICK = granular.IOConfig(backoff=0.01, attempts=2)
-
-
-@pytest.fixture(scope='module')
-def authority():
-    return trustme.CA()
-
-
-@pytest.fixture
-def certified(authority):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert('127.0.0.1').configure_cert(context)
-    return context
-
-
-@pytest.fixture
-def bundle(authority, tmp_path):
-    authority.cert_pem.write_to_path(str(tmp_path / 'authority.pem'))
-    return str(tmp_path / 'authority.pem')
 
 
 def remote(server, kind, endpoint, **options):

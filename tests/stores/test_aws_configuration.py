@@ -1,11 +1,9 @@
 """The authorities of TLS that the configuration of AWS names."""
 
 import contextlib
-import ssl
 import warnings
 
 import pytest
-import trustme
 
 import granular
 from granular.errors import InvalidArgumentError, StoreError
@@ -24,16 +22,9 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture(scope='module')
-def authority():
-    return trustme.CA()
-
-
 @pytest.fixture
-def server(authority):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert('127.0.0.1').configure_cert(context)
-    with FaultServer(context) as server:
+def server(certified):
+    with FaultServer(certified) as server:
         yield server
 
 
@@ -48,9 +39,7 @@ BUNDLES = {
 
 
 @pytest.mark.parametrize('name', BUNDLES)
-def test_bundle_of_authorities_is_that_of_the_configuration(name, home, server, authority, monkeypatch):
-    bundle = str(home / 'authority.pem')
-    authority.cert_pem.write_to_path(bundle)
+def test_bundle_of_authorities_is_that_of_the_configuration(name, home, server, bundle, monkeypatch):
     config, variables, options = BUNDLES[name]
     (home / 'config').write_text(config.replace('BUNDLE', bundle))
     for variable, value in variables.items():
