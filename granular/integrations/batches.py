@@ -2,7 +2,6 @@
 
 import abc
 import collections
-import contextlib
 import functools
 import queue
 import threading
@@ -16,7 +15,7 @@ from granular.aio.loader.loader import EpochSampler
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import Closing, copied
 from granular.aio.runtime.pools import Threads
-from granular.aio.runtime.portal import call_on_loop, may_wait
+from granular.aio.runtime.portal import call_on_loop, has_news, may_wait
 from granular.aio.runtime.user_functions import call_user, computing
 from granular.errors import ClosedError, GranularError, InvalidArgumentError, UnsupportedError
 from granular.indexing import check_integer
@@ -27,8 +26,6 @@ ANSWERS: Final = {
     'num_workers': 'to_iter_dataset().batch(64), with mp_prefetch(8) for processes',
 }
 """Arguments of other libraries, and what to pass to ``Batches`` instead."""
-
-_CHECK_INTERVAL: Final = 1.0  # seconds between checks for interrupts
 
 
 class _Conversion:
@@ -70,9 +67,7 @@ class _Conversion:
     def wait(self) -> BaseException | None:
         """Wait for its end, and return its error; do not wait in its own thread, where garbage may be closed."""
         while not self._done and self._thread != threading.get_ident():
-            with contextlib.suppress(queue.Empty):
-                # Python misses an interrupt that comes right before it waits, so it wakes up now and then.
-                self._news.get(timeout=_CHECK_INTERVAL)
+            has_news(self._news)
         self._news.put(None)  # for another thread that waits
         return self.error
 

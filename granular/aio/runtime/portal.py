@@ -26,6 +26,18 @@ _STOP_TIMEOUT: Final = 5.0
 _CHECK_INTERVAL: Final = 1.0  # seconds between checks for interrupts
 
 
+def has_news(news: 'queue.SimpleQueue[None]', seconds: float = _CHECK_INTERVAL) -> bool:
+    """Take an item of a queue; return False if there is none for some seconds.
+
+    Python misses an interrupt that comes right before it waits, so who waits for longer asks again.
+    """
+    try:
+        news.get(timeout=seconds)
+    except queue.Empty:
+        return False
+    return True
+
+
 class Call(Generic[T]):
     """The rest of a coroutine, to be run on the loop, and its result.
 
@@ -51,8 +63,7 @@ class Call(Generic[T]):
     def result(self, closes: bool) -> T:
         """Return the result; what ``closes`` something is left to a loop that has not responded for five seconds."""
         responded = [time.monotonic()]
-        # Python misses an interrupt that comes right before it waits, so it wakes up now and then.
-        while not self._wait(_CHECK_INTERVAL):
+        while not has_news(self._news):
             if self._loop is not None and self._loop.is_closed() and not self._done:
                 raise GranularError('the event loop of granular ended before this call completed')
             if closes and self._loop is not None:
@@ -76,14 +87,7 @@ class Call(Generic[T]):
         self._loop.call_soon_threadsafe(self._cancel, context=self.context)
         end = time.monotonic() + _STOP_TIMEOUT
         while not self._ended and (left := end - time.monotonic()) > 0:
-            self._wait(left)
-
-    def _wait(self, seconds: float) -> bool:
-        try:
-            self._news.get(timeout=seconds)
-        except queue.Empty:
-            return False
-        return True
+            has_news(self._news, left)
 
     # --- on the loop
 
