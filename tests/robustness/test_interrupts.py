@@ -27,6 +27,9 @@ from tests.support.states import plain
 from tests.support.streams import COUNT, STREAMS, consume, running, save
 from tests.support.tables import FULL_TABLES
 
+# An interrupt may come between the making of a coroutine and its first step: nothing is lost, and Python says so.
+pytestmark = pytest.mark.filterwarnings('ignore:coroutine .* was never awaited:RuntimeWarning')
+
 
 class Interrupts:
     """Calls of any thread or process, some of which, counted from 1, interrupt the main thread: by then, it waits."""

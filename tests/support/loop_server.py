@@ -68,9 +68,9 @@ class LoopServer:
         """
         self._listener = await self.loop.create_server(self._protocol, '127.0.0.1', self._own_port, ssl=tls)
 
-    def refuse(self, hang_up: bool = True) -> None:
-        """Refuse new connections until ``listen``, and reset the others. To be called on the server's loop."""
-        self._listener.close()
+    async def refuse(self, hang_up: bool = True) -> None:
+        """Refuse new connections until ``listen``, and reset the others. To be awaited on the server's loop."""
+        await self._stop_accepting()
         if hang_up:
             self._hang_up()
 
@@ -90,21 +90,24 @@ class LoopServer:
             self.endpoint = f'{scheme}://127.0.0.1:{self._own_port}'
             self.loop.call_soon(ready.set)
             self.loop.run_forever()
-            self.loop.run_until_complete(self._end(self._listener))
+            self.loop.run_until_complete(self._end())
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
 
     def _protocol(self) -> asyncio.StreamReaderProtocol:
         return _Protocol(self)
 
-    async def _end(self, server: asyncio.Server) -> None:
+    async def _stop_accepting(self) -> None:
         # A connection of which the server has not heard when it closes, and a task that is cancelled before its first
         # step, never close their socket. So no more are accepted, and those that were become known first.
-        for listening in server.sockets:
+        for listening in self._listener.sockets:
             self.loop.remove_reader(listening.fileno())
         for _ in range(_TURNS):
             await asyncio.sleep(0)
-        server.close()
+        self._listener.close()
+
+    async def _end(self) -> None:
+        await self._stop_accepting()
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in tasks:
                 task.cancel()

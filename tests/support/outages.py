@@ -71,12 +71,12 @@ class OutageProxy(FaultProxy):
 
     async def _return(self, refusing: 'asyncio.Task[None]') -> None:
         await refusing
-        self.refuse()
+        await self.refuse()
         await self.listen(self._tls)
 
     async def _refuse(self) -> None:
         self.nameless = self.kind == 'DNS'
-        self.refuse()
+        await self.refuse()
         if self.kind == 'TLS':
             await self.listen(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # without a certificate, no handshake succeeds
 
