@@ -54,8 +54,10 @@ def _kind(kind: Any, has_nulls: bool, depth: int = 0) -> str:
         return 'array' if depth and plain == 'int' else plain
     if _is_time(kind):
         return 'array'
-    if _is_text(kind) or types.is_decimal(kind) or types.is_time(kind):
+    if _is_text(kind):
         return 'utf8'
+    if types.is_decimal(kind) or types.is_time(kind):
+        return 'tree'
     if types.is_null(kind):
         return 'msgpack'
     if types.is_struct(kind):

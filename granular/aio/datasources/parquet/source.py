@@ -30,9 +30,9 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
             rows = await source.fetch([3, 1, 4], ('title',))  # only this column is read
 
     A row is a dict of its columns. Numbers, booleans, dates, timestamps and durations are numpy scalars; strings,
-    bytes, decimals and times of day are Python objects; a list is a new numpy array and a struct a dict, as in Google
-    Grain. A null is NaN in a float column, NaT in a date or time column and None otherwise; a list of integers with a
-    null is float64 with NaN.
+    bytes, decimals and times of day are Python objects; a list is a new numpy array, or a list of such objects, and a
+    struct a dict. A null is NaN in a float column, NaT in a date or time column and None otherwise; a list of integers
+    with a null is float64 with NaN.
 
     Opening takes one request of ``IOConfig.tail`` bytes per file, or two if its footer is longer. A file is pinned to
     the ETag or generation that it was opened with. A batch reads its columns of its row groups from all files
