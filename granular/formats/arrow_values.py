@@ -51,6 +51,13 @@ def values_of(column: Any) -> list[Any]:
     return values.tolist() if values.dtype == object else list(values)  # numbers stay numpy scalars
 
 
+def has_null(kind: Any) -> bool:
+    """Return whether a null of a type is a value of numpy, NaN or NaT, rather than None."""
+    types = import_extra('pyarrow', 'parquet').types
+    is_time = types.is_date(kind) or types.is_timestamp(kind) or types.is_duration(kind)
+    return bool(is_time or types.is_floating(kind))
+
+
 def rows_of(table: Any) -> list[dict[str, Any]]:
     """Return the rows of an Arrow table, with values as ``values_of`` returns."""
     names = table.column_names

@@ -1,8 +1,8 @@
 """Read datasets of either layout. docs/format.md describes the files."""
 
 import abc
-from collections.abc import Sequence
-from typing import Any, Self, SupportsIndex, overload
+from collections.abc import Collection, Sequence
+from typing import Any, Final, Self, SupportsIndex, overload
 
 import numpy as np
 
@@ -34,6 +34,9 @@ from granular.aio.runtime.threads import offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.indexing import Ints, index_of, indices_of
 from granular.metrics import timing
+
+# Types of values of any kind, of which some may be None.
+_ANY: Final = ('msgpack', 'json', 'tree')
 
 
 class DatapointReader(PinnedSource[Datapoint_co]):
@@ -171,6 +174,14 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         await self._ensure_open()
         columns, position = self._find(index)
         return await columns.available(position)
+
+    async def _nullable_keys(self, mask: Collection[str] | None) -> frozenset[str]:
+        await self._ensure_open()
+        return frozenset(
+            field.key
+            for field in fields_read(self)
+            if field.kind in _ANY and field.fn is formats.decoders[field.kind] and (mask is None or field.key in mask)
+        )
 
     async def _reading(self) -> tuple[int, bool]:
         return self.size, self.directory.store.local
