@@ -79,7 +79,7 @@ class Bag:
         self.datasize: int = 0  # bytes of records
         self.size: int = 0  # with the table
         self.sums: Sums | None = None
-        self.proof: Proof | None = None  # that its folder is still the one of the index cache
+        self.proof: Proof | None = None  # that its folder is the one of the index that it was opened by
         # The key of the file that holds the records, and its version.
         self.target: tuple[str, str | None] = ('' if self.path is None else self.path.key, None)
         self.tables: Tables | None = None  # that have the limits, under a number; None to read them from the bag itself
@@ -114,8 +114,11 @@ class Bag:
         self.immediate = self._view is not None and (self.data is not None or not self.is_remote)
         self.opened = True
 
-    def open_indexed(self, state: IndexedBag) -> None:
-        """Open the bag as an index has it, without reading anything. A read fails if the file was replaced since."""
+    def open_indexed(self, state: IndexedBag, proof: Proof | None = None) -> None:
+        """Open the bag as an index has it, without reading anything. A read fails if the file was replaced since.
+
+        With a proof, records are not read without waiting before ``confirm`` is called, once it was taken.
+        """
         path = self.require_path()
         self._kept = [path.store.keep_open(path.key)]
         self.version, self.length, self.size, self.datasize, pin, self.packed = state
@@ -127,8 +130,15 @@ class Bag:
             self.tables, self.number = self.packed.tables, self.packed.number
             if self.packed.tables.in_memory:
                 self._view = self.packed
-        self.immediate = self._view is not None and not self.is_remote
+        self.proof = proof
         self.opened = True
+        if proof is None:
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Read without waiting where that is possible, as the bag is the one in the index."""
+        self.proof = None
+        self.immediate = self._view is not None and (self.data is not None or not self.is_remote)
 
     async def read_extras(self) -> None:
         """Read what the options of an indexed bag need in memory: its records, its checksums."""

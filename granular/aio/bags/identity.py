@@ -25,7 +25,7 @@ class FileIdentity(NamedTuple):
     """
 
     size: int
-    version: str | None  # None for an empty file if the store gives empty files no version
+    version: str | None  # None if unknown, and for an empty file if the store gives empty files no version
     table: str = ''  # also in identities that earlier versions pickled
 
     @property
@@ -33,8 +33,10 @@ class FileIdentity(NamedTuple):
         return self.table.startswith(DIGEST)
 
     def is_same(self, now: 'FileIdentity') -> bool:
-        """Return whether a file is still the one that was noted."""
-        return self.size == now.size and is_version(self.version, now.version) and self.table in ('', now.table)
+        """Return whether a file is still the one that was noted, as far as both tell."""
+        known = None not in (self.version, now.version)
+        tables = {self.table, now.table} - {''}
+        return self.size == now.size and (not known or is_version(self.version, now.version)) and len(tables) < 2
 
     @property
     def told(self) -> str:

@@ -11,8 +11,9 @@ import numpy as np
 from granular._other_names import answering
 from granular.aio.bags.bag import Bag
 from granular.aio.datasets.columns import Columns
+from granular.aio.datasets.comparison import to_nanoseconds
 from granular.aio.datasets.dataset import Dataset, OpenOptions
-from granular.aio.datasets.index import index_path, to_nanoseconds
+from granular.aio.datasets.index import index_path
 from granular.aio.datasets.references import References
 from granular.aio.datasets.shards import check_complete, shards_in
 from granular.aio.paths.file import Progress
@@ -27,9 +28,8 @@ from granular.aio.stores.errors import translated
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.formats.bit_packing import WORD, pack
 from granular.formats.checksums import crc32c
-from granular.formats.dataset_index import ANY, MAGIC, PAGE_ROW, ROW, RUNS, SAME, Directory, dump_directory, dump_footer
-from granular.formats.layout import is_sequence, shard_name
-from granular.indexing import Ints
+from granular.formats.dataset_index import MAGIC, PAGE_ROW, ROW, Directory, dump_directory, dump_footer
+from granular.formats.layout import shard_name
 
 _TOGETHER: Final = 32  # shards that are opened at a time
 
@@ -197,23 +197,5 @@ def _local_times(folder: str) -> dict[str, int]:
 def _pack(columns: Columns, references: References | None) -> tuple[list[int], list[list[bytes]]]:
     """Return the kinds of the references of a shard, and the pages of its tables."""
     tables = [pack(bag.all_limits()) for bag in columns.bags.values()]
-    kinds = []
-    for kind, pair in zip(columns.spec.values(), [] if references is None else references.tables, strict=False):
-        if pair is None:
-            kinds.append(SAME)
-            tables += [[], []]
-            continue
-        firsts, counts = (column.astype(np.int64) for column in pair)
-        ends = np.cumsum(counts)
-        if is_sequence(kind) and ((firsts == ends - counts) | (counts == 0)).all():
-            kinds.append(RUNS)
-            tables += [pack(np.append(0, ends)), []]
-        else:
-            kinds.append(ANY)
-            tables += [pack(_extended(firsts)), pack(_extended(counts))]
-    return kinds, tables
-
-
-def _extended(numbers: Ints) -> Ints:
-    """Return numbers with the last one repeated, as a table has one number more than records."""
-    return np.append(numbers, numbers[-1:] if len(numbers) else 0)
+    kinds, more = ([], []) if references is None else references.pack(columns.spec)
+    return kinds, tables + more

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from granular.aio.bags.bag import Bag, join_limits
 from granular.aio.bags.identity import FileIdentity
-from granular.aio.bags.index_cache import FolderState, Proof, Snapshot, proven
+from granular.aio.bags.index_cache import FolderState, Proof, Snapshot, SnapshotProof, proven
 from granular.aio.datasets.codec import Decoders, Field, fields_of
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.consistency import OpenedSpec, open_as_one
@@ -75,16 +75,32 @@ class Dataset:
         dataset.columns = self.columns.copy()
         return dataset
 
-    def open_indexed(self, index: DatasetIndex, shard: int, fields: Sequence[Field]) -> None:
-        """Open all files as the index of a sharded dataset has them, without reading anything."""
+    def open_indexed(
+        self,
+        index: DatasetIndex,
+        shard: int,
+        fields: Sequence[Field],
+        pins: Sequence[str | None] | None = None,
+        proof: Proof | None = None,
+    ) -> None:
+        """Open all files as the index of a sharded dataset has them, without reading anything: in other versions if
+        ``pins`` has them, and with a ``proof`` that they are those in the index if that is not known yet.
+        """
         spec, layout = index.directory.spec, index.directory.layout
         self._opened_spec = None
         bags = {key: self._bag(key, key in self._options.cache_keys, None, None) for key in spec}
         refs = self._bag('refs', False, None, None) if layout == 'refs' else None
         self.columns = Columns(self.name, spec, fields, bags, refs)
-        for key, bag in self.columns.all_bags.items():
-            bag.open_indexed(index.bag(shard, key))
+        for number, (key, bag) in enumerate(self.columns.all_bags.items()):
+            state = index.bag(shard, key)
+            bag.open_indexed(state if pins is None else state._replace(pin=pins[number]), proof)
         self.columns.complete(index.references(shard))
+
+    def confirm(self) -> None:
+        """Read without waiting where that is possible, as the files are those in the index."""
+        for bag in self.columns.all_bags.values():
+            bag.confirm()
+        self.columns.complete(self.columns.references)
 
     async def read_extras(self) -> None:
         """Read what ``cache_keys`` and ``verify`` need in memory, once it is opened by an index."""
@@ -131,7 +147,7 @@ class Dataset:
         spec, states = snapshot.folders[self._shard]
         files = [file for key, state in states.items() for file in state.files(self.directory / f'{key}.bag')]
         check = functools.partial(OpenedSpec(self.directory, spec).check, (), files)
-        proof = Proof(snapshot, self.directory, self._shard, check)
+        proof = SnapshotProof(snapshot, self.directory, self._shard, check)
         for bag in self.columns.all_bags.values():
             bag.proof = proof
         return proof

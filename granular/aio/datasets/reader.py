@@ -10,7 +10,7 @@ from granular import formats
 from granular._typing import Datapoint_co
 from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
-from granular.aio.bags.index_cache import Snapshot
+from granular.aio.bags.index_cache import Snapshot, take_first
 from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import FEW, Adjacent, proofs_of
 from granular.aio.datasets.codec import Decoders, Field, raw
@@ -66,6 +66,10 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         """Return the values of datapoints, at least one, by field; and the position of each datapoint in what was
         requested, None if they are in that order.
         """
+
+    @abc.abstractmethod
+    async def _prove(self, positions: Ints) -> None:
+        """Compare what datapoints are read from with the index that it was opened by, if that is still to be done."""
 
     @abc.abstractmethod
     def _size(self, mask: Mask) -> int:
@@ -169,8 +173,10 @@ class DatapointReader(PinnedSource[Datapoint_co]):
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""
         await self._ensure_open()
-        columns, position = self._find(index)
-        return await columns.available(position)
+        position = index_of(index, len(self), self._name)
+        await self._prove(np.array([position]))
+        columns, number = self._find(position)
+        return await columns.available(number)
 
     async def _reading(self) -> tuple[int, bool]:
         return self.size, self.directory.store.local
@@ -282,7 +288,11 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         columns = self._dataset.columns
         return columns, index_of(index, columns.length, self._name)
 
+    async def _prove(self, positions: Ints) -> None:
+        await take_first(bag.proof for bag in self._dataset.columns.all_bags.values())
+
     async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
+        await self._prove(positions)
         return await read_columns(Picks.of(self._dataset.columns, positions), choices), None
 
     def copy(self) -> Self:
@@ -334,7 +344,9 @@ async def fetch_buffers(
     """Return the values of consecutive datapoints as ``read_buffers`` does."""
     await ensure_open(reader)
     columns = columns_of(reader)
-    return await read_buffers(columns, indices_of(indices, columns.length, columns.name), columns.choose(mask))
+    positions = indices_of(indices, columns.length, columns.name)
+    await reader._prove(positions)
+    return await read_buffers(columns, positions, columns.choose(mask))
 
 
 def _reorder(values: list[Any], order: Ints | None) -> list[Any]:

@@ -90,7 +90,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
     async def _open(self) -> None:
         self._shards = await self._opener.open(self._shared, self._count)
         if isinstance(self._shards, IndexedShards) and self._expected is not None:
-            await self._shards.open_like(self._expected.files)
+            await self._shards.open_like(self._expected)
         own = self._shards.own.values() if isinstance(self._shards, IndexedShards) else self._shards
         bags = {file: bag for shard in own for file, bag in shard.bags_by_file(f'{shard.directory.name}/').items()}
         await read_digests(bags, self._expected)
@@ -109,7 +109,11 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         # A state fits every series of equal length, of which each host may have its own.
         return self.nbytes(mask) if self._choice['shardstep'] == 1 else None
 
+    async def _prove(self, positions: Ints) -> None:
+        await compare_shards(self, np.unique(self._stops.searchsorted(positions, side='right')).tolist())
+
     async def _identify(self) -> None:
+        await compare_shards(self)
         await gather([reader._identify() for reader in self.readers])
 
     def identity(self) -> list[Any]:
@@ -162,7 +166,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
             try:
                 return await self._shards.read(numbers, read_columns(picks, choices)), order
             except (ObjectChangedError, NotFoundError):
-                if not await self._shards.replace(used):
+                if not await self._shards.replace(used, picks.datasets):
                     raise
 
 
@@ -189,5 +193,9 @@ async def compare_shards(reader: AnyReader, positions: Iterable[int] | None = No
     """
     if (indexed := indexed_shards_of(reader)) is None:
         return False
-    replaced = await indexed.find_replaced(range(len(indexed)) if positions is None else positions)
-    return bool(replaced) and await indexed.replace(replaced)
+    used = list(range(len(indexed)) if positions is None else positions)
+    columns = indexed.columns(used)
+    replaced = await indexed.find_replaced(used)
+    if replaced:
+        await indexed.replace(replaced)
+    return columns != indexed.columns(used)
