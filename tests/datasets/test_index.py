@@ -16,6 +16,7 @@ import granular
 from granular import aio
 from granular.aio.bags.bag import Bag
 from granular.aio.datasets.sharded_reader import columns_of_shards, indexed_shards_of
+from granular.aio.pipeline.data_source import identify
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import (
     CorruptDatasetError,
@@ -352,34 +353,37 @@ def clock(monkeypatch):
     return advance
 
 
+OLD = [{'b': ['x', 'y'], 'c': b'xy'}, {'b': ['z'], 'c': b'z'}]
+NEW = [{'b': ['x'], 'c': b'x'}, {'b': ['y', 'z'], 'c': b'yz'}]
+"""The same bytes, divided differently, in files of the same sizes."""
+
+
+def write_points(folder, points, layout):
+    spec = {'b': 'utf8[]', 'c': 'bytes'} if layout == 'refs' else {'c': 'bytes'}
+    for path in list(folder.iterdir()) if folder.exists() else []:
+        if path.name != NAME:
+            path.unlink()
+    with granular.DatasetWriter(folder, spec, granular.encoders, layout=layout) as writer:
+        for datapoint in points:
+            writer.append({key: datapoint[key] for key in spec})
+
+
 @pytest.mark.parametrize(('layout', 'key'), [('refs', 'b'), ('columns', 'c')])
 @pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
 def test_same_bytes_that_are_divided_differently_are_noticed(bucket, layout, key, monkeypatch, clock):
     """S3 gives the same version to the same bytes, whatever the limits and references that divide them."""
     monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
-    old = [{'b': ['x', 'y'], 'c': b'xy'}, {'b': ['z'], 'c': b'z'}]
-    new = [{'b': ['x'], 'c': b'x'}, {'b': ['y', 'z'], 'c': b'yz'}]
-    spec = {'b': 'utf8[]', 'c': 'bytes'} if layout == 'refs' else {'c': 'bytes'}
-
-    def write_points(folder, points):
-        for path in list(folder.iterdir()) if folder.exists() else []:
-            if path.name != NAME:
-                path.unlink()
-        with granular.DatasetWriter(folder, spec, granular.encoders, layout=layout) as writer:
-            for datapoint in points:
-                writer.append({key: datapoint[key] for key in spec})
-
     for number in range(3):
-        write_points(bucket / 'ds' / f'{number:06}', old)
+        write_points(bucket / 'ds' / f'{number:06}', OLD, layout)
     granular.build_index(bucket / 'ds')
-    write_points(bucket / 'ds' / '000001', new)
+    write_points(bucket / 'ds' / '000001', NEW, layout)
     if layout == 'columns':
         clock()  # as the files are of the same size
-    expected = [datapoint[key] for datapoint in (*old, *new, *old)]
+    expected = [datapoint[key] for datapoint in (*OLD, *NEW, *OLD)]
     for options in ({}, {'cache_keys': (key,)}, {'cache_index': False}):
         with granular.ShardedDatasetReader(bucket / 'ds', granular.decoders, **options) as reader:
             assert is_indexed(reader)
-            assert reader[2] == {name: new[0][name] for name in spec}
+            assert reader[2] == {name: NEW[0][name] for name in reader.spec}
             assert [datapoint[key] for datapoint in reader.fetch(range(6), (key,))] == expected
 
 
@@ -515,6 +519,97 @@ def test_shards_of_a_copy_are_compared_with_few_requests(bucket, layout, most, m
         _, once = count_requests(lambda: reader.fetch([10], ('a',)))
         _, again = count_requests(lambda: reader.fetch([11], ('a',)))
     assert (once - again, again) == (most, 1)
+
+
+@pytest.mark.parametrize('place', ['disk', 'listed', 'unlisted'])
+@pytest.mark.parametrize(('layout', 'key'), [('refs', 'b'), ('columns', 'c')])
+@pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
+def test_shards_of_a_copy_with_the_same_sizes_and_other_limits(
+    tmp_path, bucket, layout, key, place, monkeypatch, caplog
+):
+    """No way to read a shard uses limits or references of the index that are not those of the shard."""
+    if place == 'unlisted':
+        monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+    origin = granular.Path(tmp_path / 'ds')
+    for number in range(4):
+        write_points(origin / f'{number:06}', OLD, layout)
+    granular.build_index(origin)
+    copy = (granular.Path(tmp_path) if place == 'disk' else bucket) / 'copy'
+    origin.copy(copy)
+    write_points(copy / '000001', NEW, layout)
+    other = [{'b': ['q', 'r'], 'c': b'qr'}, {'b': ['s'], 'c': b's'}]  # with the same limits
+    write_points(copy / '000002', other, layout)
+    expected = [*OLD, *NEW, *other, *OLD]
+    expected = [{name: point[name] for name in ('b', 'c') if layout == 'refs' or name == 'c'} for point in expected]
+    reads = {
+        'one': lambda reader: [reader[i] for i in range(8)],
+        'batch': lambda reader: reader.fetch(range(8)),
+        'few': lambda reader: [point for i in range(8) for point in reader.fetch([i])],
+        'stream': list,
+        'copy': lambda reader: list(reader.copy()),
+        'sequence': lambda reader: [
+            {**expected[i], key: reader[i, {key: found if found is True else range(len(found))}][key]}
+            for i in range(8)
+            for found in [reader.available(i)[key]]
+        ],
+        'pipeline': lambda reader: list(granular.MapDataset.source(reader)),
+    }
+    for name, call in reads.items():
+        with granular.ShardedDatasetReader(copy, granular.decoders) as reader:
+            assert is_indexed(reader)
+            assert call(reader) == expected, name
+            assert list(indexed_shards_of(reader.aio).own) == ([] if name == 'copy' else [1]), name
+    with granular.ShardedDatasetReader(copy, granular.decoders) as reader:
+        shards, again = reader.aio.readers, reader.aio.readers
+        with pytest.raises(ObjectChangedError):
+            asyncio.run(shards[1].bags[key].fetch([0, 1]))
+        assert [asyncio.run(shard.get(i)) for shard in shards for i in range(2)] == expected
+        assert [point for shard in again for point in asyncio.run(shard.fetch(range(2)))] == expected
+        assert reader.fetch(range(8)) == expected
+    assert all('run `granular index`' in message for message in warnings_of(caplog))
+
+
+# --- identities
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+@pytest.mark.parametrize('root', ['local', 'seaweed'], indirect=True)
+def test_identity_does_not_depend_on_how_a_dataset_was_opened(root, layout, tmp_path, monkeypatch):
+    for name, option in (('AWS_ACCESS_KEY_ID', 'key'), ('AWS_SECRET_ACCESS_KEY', 'secret')):
+        monkeypatch.setenv(name, root.aio.store.options.get(option, ''))  # which are not pickled
+    write(root / 'ds', range(30), layout, shardlen=10)
+    config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
+    cached = granular.Path.of(root.aio.store.with_config(config), (root / 'ds').aio.key)
+    pickled, identities = [], []
+
+    def note(folder, **options):
+        with granular.ShardedDatasetReader(folder, granular.decoders, **options) as reader:
+            reader.fetch(range(0, 30, 7))
+            pickled.append((folder, pickle.dumps(reader)))
+            asyncio.run(identify(reader.aio))
+            identities.append(reader.aio.identity())
+
+    ways = [{}, {'cache_index': False}, {'cache_keys': ('a',)}]
+    for folder in (root / 'ds', cached, cached):
+        for options in ways:
+            note(folder, **options)
+    granular.build_index(root / 'ds')
+    for options in (*ways, {'index': False}):
+        note(root / 'ds', **options)
+    assert all(identity == identities[0] for identity in identities)
+    write(root / 'ds', range(30, 40), layout, shardlen=10)
+    for options in ways:
+        note(root / 'ds', **options)
+    assert all(identity[:3] == identities[0] for identity in identities)
+    for number, (_, content) in enumerate(pickled):
+        with pickle.loads(content) as reader:
+            count = 40 if number >= len(pickled) - len(ways) else 30
+            assert list(reader) == [point(i, layout) for i in range(count)]
+    rewrite(root / 'ds' / '000001', range(10, 20), layout, text='y')
+    for folder, content in pickled:
+        if folder is not cached:  # which compares the versions of files when it reads them
+            with pytest.raises(ObjectChangedError):
+                list(pickle.loads(content))
 
 
 # --- damage

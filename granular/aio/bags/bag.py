@@ -12,7 +12,7 @@ from granular.aio.bags.identity import FileIdentity, Identity, check_files
 from granular.aio.bags.index_cache import BagState, Proof
 from granular.aio.bags.tables import ArrayTables, PackedTable, Tables
 from granular.aio.paths.path import Path
-from granular.aio.reply import Reply, changed, stands_in
+from granular.aio.reply import Reply, changed
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, files
@@ -317,24 +317,17 @@ class Bag:
             self._digest = self.packed.digest
         elif self._limits is not None:
             self._digest = self._digest or _digest_of(self._limits)
-        return self._digest or self.files[1][1].told
+        return self._digest or self.files[1][1].told[1]
 
     async def read_digest(self) -> None:
-        """Read the limits if they are in a file and not in memory, so that the identity has a digest of them."""
+        """Read the limits if they are in a file and not in memory, so that the identity has a digest of them.
+
+        Then it does not depend on how the bag was opened.
+        """
         if self.version == 3 and self._table is not None and not self._digest:
             path, start, version = self._table
             size = start + self.length * layout.LIMIT
             self._digest = _digest_of(await self._read_limits(path, start, Reply(b'', size, size, version)))
-
-    @property
-    def versions(self) -> tuple[int | str, ...]:
-        """The identity for caches, also of the table if that is not in the file that holds the records: the same bytes,
-        which may have the same version, may be divided into other records.
-        """
-        records = self.size, self.target[1] or ''
-        if self.version != 3:
-            return records
-        return *records, self.files[1][1].told if len(self.files) == 2 else self._told_table()
 
     @property
     def origin(self) -> str:
@@ -347,7 +340,7 @@ class Bag:
     def state(self) -> BagState | None:
         """The state for the index cache; None without the table in memory or with a stand-in version."""
         pin = self.target[1]
-        if self._limits is None or pin is None or stands_in(pin):
+        if self._limits is None or pin is None or not FileIdentity(self.size, pin).is_proof:
             return None
         table_pin = self.files[1][1].version if self.version == 3 else None
         return BagState(self.version, self.size, self.datasize, pin, table_pin or '', self._limits)

@@ -63,7 +63,10 @@ class BagReader(PinnedSource[bytes]):
         return (self._source, cache_index, cache_data), {'index': self._index, 'verify': verify}
 
     def identity(self) -> tuple[Any, ...]:
-        return self._bag.origin, *self._bag.versions
+        return self._bag.origin, *self._bag.identity().told
+
+    async def _identify(self) -> None:
+        await self._bag.read_digest()
 
     async def _open(self) -> None:
         await self._bag.open()

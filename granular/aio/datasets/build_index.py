@@ -19,7 +19,6 @@ from granular.aio.datasets.shards import check_complete, shards_in
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.reply import stands_in
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
@@ -149,7 +148,7 @@ class _Builder:
 
     def _row(self, bag: Bag, times: dict[str, int]) -> tuple[int, ...]:
         file = bag.files[0][1]
-        if file.size and (file.version is None or stands_in(file.version)):  # an empty file has no version
+        if file.size and not file.is_proof:  # an empty file has no version
             raise UnsupportedError(f'{bag.name}: its store gives it no version, by which an index identifies it')
         stem = bag.require_path().key.removesuffix('.bag')
         modified, table_modified = times.get(f'{stem}.bag', 0), times.get(f'{stem}.idx', 0)

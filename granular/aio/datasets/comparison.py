@@ -7,28 +7,27 @@ read in the versions that were found.
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from granular.aio.bags.bag import Bag
+from granular.aio.bags.identity import FileIdentity
 from granular.aio.datasets.index import DatasetIndex
-from granular.aio.datasets.references import References
 from granular.aio.datasets.shards import listed_shards
 from granular.aio.http.messages import http_date
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import relative_name
-from granular.aio.reply import changed, stands_in
+from granular.aio.reply import changed
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.base import Stat
+from granular.aio.stores.base import Request, Stat
+from granular.aio.stores.fanout import read_all
 from granular.aio.stores.local.files import is_version, version_of
 from granular.errors import AccessDeniedError, CorruptError, NotFoundError, ObjectChangedError, UnsupportedError
-from granular.formats.bit_packing import PAGE, pack
-from granular.formats.checksums import crc32c
-from granular.formats.layout import LIMIT, blank_limits, check_limits, parse_spec, shard_name, shard_numbers
+from granular.formats.layout import LIMIT, check_limits, parse_spec, shard_name, shard_numbers
 from granular.indexing import Ints
 
 _SECOND: Final = 10**9  # nanoseconds: Last-Modified has whole seconds, where a listing may have more
@@ -120,10 +119,14 @@ async def _compare_listing(index: DatasetIndex, directory: Path) -> Compared:
 
 def _listed(index: DatasetIndex, shard: int, number: int, files: Mapping[str, Stat], stem: str) -> Iterable[_File]:
     """Yield what a listing tells of a bag and its table; raise ``FileNotFoundError`` if one of them is missing."""
-    for ending, time in zip(('bag', 'idx')[: 1 + index.has_tables], index.times(shard, number), strict=False):
+    pins = index.pin(shard, number), None
+    for ending, time, pin in zip(('bag', 'idx'), index.times(shard, number), pins, strict=True):
         if (file := files.get(f'{stem}.{ending}')) is None:
             raise FileNotFoundError
-        yield _File(file.size, to_nanoseconds(file.modified) == time, file.version)
+        is_indexed = to_nanoseconds(file.modified) == time and (None in (pin, file.version) or pin == file.version)
+        yield _File(file.size, is_indexed, file.version)
+        if not index.has_tables:
+            return
 
 
 def _sort(index: DatasetIndex, count: int, look: _Look) -> tuple[Ints, Mapping[int, Pins | None]]:
@@ -187,11 +190,13 @@ async def find_moved(index: DatasetIndex, directory: Path, shard: int, seen: Pin
             raise changed(f'{folder / key}.bag', before, now)
     if not directory.store.local and all(file.is_indexed for own in found for file in own):
         return [index.pin(shard, number) for number in range(len(index.keys))]
+    known = [not index.has_tables and pin == index.pin(shard, number) for number, pin in enumerate(pins)]
+    unproven = [number for number, is_known in enumerate(known) if not is_known]
     try:
         same = await gather(
             [
-                _has_same_spec(index, folder, files['spec.json'], is_proven=_are_indexed(index, shard, pins)),
-                *(_has_same_table(index, folder, shard, number, own) for number, own in enumerate(found)),
+                _has_same_spec(index, folder, files['spec.json'], is_proven=not unproven),
+                _has_same_tables(index, folder, shard, {number: found[number] for number in unproven}),
             ]
         )
     except (CorruptError, NotFoundError, ObjectChangedError):
@@ -203,13 +208,8 @@ def _differ(files: Sequence[Sequence[_File]], sizes: Sequence[Sequence[int]]) ->
     return [[file.size for file in own] for own in files] != [[*own] for own in sizes]
 
 
-def _are_indexed(index: DatasetIndex, shard: int, pins: Pins) -> bool:
-    """Return whether bags, which have no tables of their own, have the bytes of those in the index."""
-    return not index.has_tables and all(pin == index.pin(shard, number) for number, pin in enumerate(pins))
-
-
 def _is_unknown(file: _File) -> bool:
-    return file.size > 0 and (file.version is None or stands_in(file.version))
+    return file.size > 0 and not FileIdentity(file.size, file.version).is_proof
 
 
 async def _find_files(index: DatasetIndex, folder: Path) -> dict[str, Stat]:
@@ -237,39 +237,42 @@ async def _has_same_spec(index: DatasetIndex, folder: Path, file: Stat, is_prove
     written = http_date(reply.modified)
     if not store.local and written is not None and int(file.modified or 0) not in (0, int(written.timestamp())):
         return False  # S3 gives the same spec, written again, the same version
-    if parse_spec(reply.data, f'{path}') != index.directory.spec:
+    if reply.data not in index.known_specs and parse_spec(reply.data, f'{path}') != index.directory.spec:
         return False
-    index.known_specs.add((file.size, file.version))
+    index.known_specs.update((reply.data, (file.size, file.version)))
     return True
 
 
-async def _has_same_table(index: DatasetIndex, folder: Path, shard: int, number: int, files: Sequence[_File]) -> bool:
-    """Return whether the file of a key, or of references, is divided into records as the index has it."""
-    key, store = index.keys[number], folder.store
-    path, state = folder / f'{key}.bag', index.bag(shard, key)
-    pin = files[0].version
-    if not index.has_tables and pin is not None and pin == state.pin:
-        return True
-    if key == 'refs' and not index.has_tables:
-        bag = Bag(path, split=False)
-        await bag.open()
-        kinds, tables = (await References.load(bag, index.directory.spec)).pack(index.directory.spec)
-        is_same = bag.target[1] == pin and index.has_references(shard, kinds, _checksums(tables))
-        bag.close()
-        return is_same
-    start, file = (0, files[1]) if index.has_tables else (state.datasize + LIMIT * (state.version == 1), files[0])
-    limits = blank_limits(state.records, f'{path}')
-    if state.records:
-        table = path.with_suffix('.idx') if index.has_tables else path
-        target = memoryview(limits[1:].data).cast('B')
-        await store.read_into(table.key, start, start + len(target), file.version, target)
-    check_limits(limits, state.datasize, f'{path}')
-    packed = _checksums([pack(limits)]) if state.records <= PAGE else await offload(lambda: _checksums([pack(limits)]))
-    return index.has_limits(shard, key, packed)
+async def _has_same_tables(index: DatasetIndex, folder: Path, shard: int, bags: Mapping[int, Sequence[_File]]) -> bool:
+    """Return whether bags, by number, are divided into datapoints as the index has it."""
+    states = {number: index.bag(shard, index.keys[number]) for number in bags}
+    requests: dict[int, Request] = {}
+    for number, files in bags.items():
+        path, state, file, start = folder / f'{index.keys[number]}.bag', states[number], files[-1], 0
+        if index.has_tables:
+            path = path.with_suffix('.idx')
+        elif number:  # of references, the records as well
+            start = state.datasize
+        if file.size > start:
+            requests[number] = Request(path.key, [start], [file.size], file.version)
+    data = dict.fromkeys(bags, b'')
+    data.update(zip(requests, itertools.chain(*await read_all(folder.store, [*requests.values()])), strict=True))
+    if 0 in bags and not index.has_tables:
+        refs, state = data.pop(0), states.pop(0)
+        limits = check_limits(
+            _limits_of(refs[state.datasize :], state.records), state.datasize, f'{folder / "refs.bag"}'
+        )
+        records = [refs[start:stop] for start, stop in itertools.pairwise(limits.tolist())]
+        if not await index.has_references(shard, records):
+            return False
+    return await index.has_limits(
+        shard, {number: _limits_of(table, states[number].records) for number, table in data.items()}
+    )
 
 
-def _checksums(tables: Iterable[Sequence[bytes]]) -> list[int]:
-    return [crc32c(page) for pages in tables for page in pages]
+def _limits_of(table: bytes, records: int) -> Ints:
+    """Return a zero and the limits of so many records, at the end of a table."""
+    return np.concatenate([np.zeros(1, np.int64), np.frombuffer(table, '<i8')[len(table) // LIMIT - records :]])
 
 
 def to_nanoseconds(seconds: float | None) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from granular.aio.bags.bag import Bag, join_limits
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Proof, Snapshot, SnapshotProof, proven
+from granular.aio.bags.records import proofs_of
 from granular.aio.datasets.codec import Decoders, Field, fields_of
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.consistency import OpenedSpec, open_as_one
@@ -238,6 +239,15 @@ class Dataset:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+    async def identify(self) -> None:
+        """Read what the identities of the files need.
+
+        A cache that has all values reads nothing, and would not notice that the dataset was replaced.
+        """
+        bags = self.columns.all_bags.values()
+        await gather([proof.take() for proof in proofs_of(bags) if proof.is_missing])
+        await gather([bag.read_digest() for bag in bags])
 
     # --- what was opened
 

@@ -2,7 +2,7 @@
 
 import collections
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from granular._words import logger
 from granular.aio.bags.bag import IndexedBag
 from granular.aio.bags.identity import FileIdentity
-from granular.aio.bags.tables import PackedReferences, PackedTable, PackedTables
+from granular.aio.bags.tables import PackedReferences, PackedTable, PackedTables, read_packed_references
 from granular.aio.paths.path import Path
 from granular.aio.reply import stands_in
 from granular.aio.runtime.forking import each_after_fork
@@ -29,7 +29,7 @@ from granular.formats.dataset_index import (
     parse_footer,
     records_of_pages,
 )
-from granular.formats.layout import LIMIT, shard_name
+from granular.formats.layout import LIMIT, shard_name, unpack_refs
 from granular.indexing import Ints
 
 _INLINE: Final = 1 << 17  # lookups on the event loop at a time: a few milliseconds
@@ -62,8 +62,8 @@ class DatasetIndex(PackedTables):
         self.lengths: Ints = records.min(axis=1) if directory.kinds is None else records[:, 0]
         self.keys: list[str] = directory.bags  # of the bags of a shard, with 'refs' in the refs layout
         self.has_tables: bool = directory.kinds is None  # True if the limits are in files of their own
-        # The sizes and versions of files that were found to have the spec of the index.
-        self.known_specs: set[tuple[int, str | None]] = set()
+        # Contents of files that have the spec of the index, or their sizes and versions.
+        self.known_specs: set[object] = set()
         self._bags = {key: i for i, key in enumerate(self.keys)}
         self._bound = path.store.config.index_memory // WORD
         self._forget()
@@ -280,13 +280,24 @@ class DatasetIndex(PackedTables):
         row = self.directory.rows[shard, number]
         return int(row['modified']), int(row['table_modified'])
 
-    def has_limits(self, shard: int, key: str, checksums: Sequence[int]) -> bool:
-        """Return whether the limits of a key are those of a table whose pages have these checksums."""
-        return self._checksums(self._table(shard, self._bags[key])) == checksums
+    async def has_limits(self, shard: int, limits: Mapping[int, Ints]) -> bool:
+        """Return whether bags of a shard, by number, have these limits."""
+        counts = [len(own) - 1 for own in limits.values()]
+        if not sum(counts):
+            return True
+        tables = np.repeat([self._table(shard, number) for number in limits], counts)
+        starts, stops = await self.read(tables, np.concatenate([np.arange(count) for count in counts]))
+        own = [np.concatenate([table[part] for table in limits.values()]) for part in (slice(-1), slice(1, None))]
+        return np.array_equal(starts, own[0]) and np.array_equal(stops, own[1])
 
-    def has_references(self, shard: int, kinds: Sequence[int], checksums: Sequence[int]) -> bool:
-        """Return whether the references of a shard are of these kinds, in tables whose pages have these checksums."""
-        return self._references(shard) == [*kinds, *checksums]
+    async def has_references(self, shard: int, records: Sequence[bytes]) -> bool:
+        """Return whether a shard has the references in these records of its ``refs.bag``."""
+        if (references := self.references(shard)) is None:
+            return False
+        firsts, counts = await offload(unpack_refs, records, self.directory.spec, f'{self.path}')
+        own = await read_packed_references([references], np.array([len(records)]), np.arange(len(records)))
+        # An empty sequence has no first record.
+        return np.array_equal(counts, own[1]) and not ((firsts != own[0]) & (counts > 0)).any()
 
     def _references(self, shard: int) -> list[int]:
         kinds = self.directory.kinds

@@ -16,7 +16,10 @@ from granular.aio.datasets.comparison import Pins, find_moved, is_shard_unchange
 from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.paths.path import Path
+from granular.aio.runtime.immediate import Rest, is_immediate
+from granular.aio.runtime.pools import threads
 from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.threads import start_inline
 from granular.errors import GranularError, ObjectChangedError
 from granular.formats.layout import shard_name
 from granular.indexing import Ints
@@ -244,7 +247,12 @@ class IndexedShards:
     async def find_replaced(self, positions: Iterable[int]) -> list[int]:
         """Return the shards that are not those in the index. Each is compared once."""
         unchecked = [i for i in positions if self.unchecked[i] and i not in self.own]
-        found = await gather([self._is_indexed(i) for i in unchecked])
+        if self.moved and self._directory.store.local and len(unchecked) > 1 and not is_immediate():
+            # Files are compared in one thread, which takes less than a hop to a thread for each.
+            rest = await start_inline(lambda: gather([self._is_indexed(i) for i in unchecked]), threads())
+            found = await rest if isinstance(rest, Rest) else rest
+        else:
+            found = await gather([self._is_indexed(i) for i in unchecked])
         return [i for i, is_indexed in zip(unchecked, found, strict=True) if not is_indexed]
 
     async def _check(self, positions: Sequence[int]) -> None:
@@ -278,6 +286,12 @@ class IndexedShards:
             self._columns.pop(position, None)
         self.pins[position], self.moved = pins, True
         self.unchecked[position] = False
+
+    async def compared(self, position: int) -> Dataset:
+        """Return a shard after it was compared with the index."""
+        if replaced := await self.find_replaced([position]):
+            await self.replace(replaced)
+        return self[position]
 
     async def replace(self, positions: Sequence[int], columns: Sequence[Columns] = ()) -> bool:
         """Open shards by their own tables if they are not those in the index, or if its pages can no longer be read.

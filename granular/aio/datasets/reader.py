@@ -1,7 +1,7 @@
 """Read datasets of either layout. docs/format.md describes the files."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
@@ -10,9 +10,9 @@ from granular import formats
 from granular._typing import Datapoint_co
 from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
-from granular.aio.bags.index_cache import Snapshot, take_first
+from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
-from granular.aio.bags.records import FEW, Adjacent, proofs_of
+from granular.aio.bags.records import FEW, Adjacent
 from granular.aio.datasets.codec import Decoders, Field, raw
 from granular.aio.datasets.columns import (
     Choice,
@@ -29,7 +29,6 @@ from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import check_open, ensure_open
-from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.indexing import Ints, index_of, indices_of
@@ -207,6 +206,8 @@ class DatasetReader(DatapointReader[Datapoint_co]):
             labels = await reader.fetch([3, 1, 41], mask=('label',))
     """
 
+    _compared: Callable[[], Coroutine[Any, Any, Dataset]] | None = None  # returns it once compared with an index
+
     def __init__(
         self,
         directory: AnyPath,
@@ -232,12 +233,10 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         return Identity.of([self.directory.store], self._dataset.files())
 
     async def _identify(self) -> None:
-        # A cache that has all values reads nothing, and would not notice that the dataset was replaced.
-        proofs = proofs_of(self._dataset.columns.all_bags.values())
-        await gather([proof.take() for proof in proofs if proof.is_missing])
+        await self._dataset.identify()
 
     def identity(self) -> tuple[Any, ...]:
-        versions = {key: bag.versions for key, bag in self._dataset.columns.all_bags.items()}
+        versions = {key: bag.identity().told for key, bag in self._dataset.columns.all_bags.items()}
         keys = [choice.field.key for choice in self._dataset.columns.choices]
         return self.directory.store.fingerprint, self._name, self.spec, versions, keys
 
@@ -289,7 +288,9 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         return columns, index_of(index, columns.length, self._name)
 
     async def _prove(self, positions: Ints) -> None:
-        await take_first(bag.proof for bag in self._dataset.columns.all_bags.values())
+        if self._compared is not None:
+            self._dataset = (await self._compared()).copy()
+            self._compared = None
 
     async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
         await self._prove(positions)
@@ -300,9 +301,12 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         return self._copied(_dataset=self._dataset.copy())
 
 
-def reader_of(dataset: Dataset, options: OpenOptions) -> DatasetReader:
+def reader_of(
+    dataset: Dataset, options: OpenOptions, compared: Callable[[], Coroutine[Any, Any, Dataset]] | None = None
+) -> DatasetReader:
+    """Return a reader of an open dataset; ``compared`` returns it, before its first read, once it was compared."""
     reader = DatasetReader(dataset.directory, **options._asdict())
-    reader._dataset, reader._state = dataset.copy(), 'open'
+    reader._dataset, reader._state, reader._compared = dataset.copy(), 'open', compared
     return reader
 
 
@@ -343,9 +347,9 @@ async def fetch_buffers(
 ) -> dict[str, list[Any] | Adjacent]:
     """Return the values of consecutive datapoints as ``read_buffers`` does."""
     await ensure_open(reader)
-    columns = columns_of(reader)
-    positions = indices_of(indices, columns.length, columns.name)
+    positions = indices_of(indices, len(reader), reader._name)
     await reader._prove(positions)
+    columns = columns_of(reader)
     return await read_buffers(columns, positions, columns.choose(mask))
 
 

@@ -1,5 +1,6 @@
 """Read sharded datasets: one folder per shard, each a dataset of its own."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Self, SupportsIndex
 
@@ -73,8 +74,6 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         self._starts = self._stops = np.zeros(0, np.int64)
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self._state == 'open' and isinstance(self._shards, ListedShards):  # compared by their own tables
-            return (self.directory,), {**self._options._asdict(), **self._choice, 'index': False}
         return (self.directory,), {**self._options._asdict(), **self._choice}
 
     def _pickled(self) -> dict[str, Any]:
@@ -114,7 +113,8 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
 
     async def _identify(self) -> None:
         await compare_shards(self)
-        await gather([reader._identify() for reader in self.readers])
+        own = self._shards.own.values() if isinstance(self._shards, IndexedShards) else self._shards
+        await gather([dataset.identify() for dataset in own])
 
     def identity(self) -> list[Any]:
         return [reader.identity() for reader in self.readers]
@@ -132,7 +132,12 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
     def readers(self) -> list[DatasetReader]:
         """Readers of the shards."""
         self._check_open()
-        return [reader_of(dataset, self._options) for dataset in self._shards]
+        if isinstance(shards := self._shards, ListedShards):
+            return [reader_of(dataset, self._options) for dataset in shards]
+        return [
+            reader_of(shards[i], self._options, functools.partial(shards.compared, i) if unchecked else None)
+            for i, unchecked in enumerate(shards.unchecked.tolist())
+        ]
 
     def __len__(self) -> int:
         self._check_open()

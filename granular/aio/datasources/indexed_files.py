@@ -121,7 +121,7 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     def identity(self) -> tuple[Any, ...]:
         """Return the files in order, each by store, address, bytes and version."""
         return tuple(
-            (path.store.fingerprint, str(path), index.size, FileIdentity(index.size, index.version).told)
+            (path.store.fingerprint, str(path), *FileIdentity(index.size, index.version).told)
             for path, index in zip(self.paths, self._file_indices, strict=True)
         )
 
