@@ -58,7 +58,8 @@ async def build_index(directory: AnyPath, progress: Progress | None = None) -> I
 
     A reader with an index opens any number of shards with a handful of requests; without one, each shard takes five or
     more. The index is the file ``000000/.granular-index``, where granular 0.21 and 0.24 ignore it. Build it again after
-    shards were added or replaced, or the dataset was copied: until then, such shards are read by their own tables.
+    shards were added or replaced: until then, such shards are read by their own tables. Those of a copy of the dataset
+    are compared with the index before they are first read, until it is built for the copy.
 
     Memory: the tables of 32 shards, and some 60 bytes for each bag.
 

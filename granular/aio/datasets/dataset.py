@@ -3,11 +3,11 @@
 import copy
 import functools
 import warnings
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
 from granular.aio.bags.bag import Bag, join_limits
-from granular.aio.bags.identity import FileIdentity
+from granular.aio.bags.identity import FileIdentity, check_files
 from granular.aio.bags.index_cache import FolderState, Proof, Snapshot, SnapshotProof, proven
 from granular.aio.bags.records import proofs_of
 from granular.aio.datasets.codec import Decoders, Field, fields_of
@@ -22,6 +22,7 @@ from granular.errors import (
     BucketNotFoundError,
     CorruptBagError,
     CorruptDatasetError,
+    CorruptError,
     GranularError,
     InvalidArgumentError,
     NotFoundError,
@@ -30,6 +31,7 @@ from granular.errors import (
 from granular.formats.layout import Layout, Spec, is_sequence, parse_spec, shard_name
 
 K = TypeVar('K')
+T = TypeVar('T')
 V = TypeVar('V')
 
 
@@ -105,8 +107,16 @@ class Dataset:
 
     async def read_extras(self) -> None:
         """Read what ``cache_keys`` and ``verify`` need in memory, once it is opened by an index."""
-        await gather([bag.read_extras() for bag in self.columns.all_bags.values()])
+        await self._unless_replaced(gather([bag.read_extras() for bag in self.columns.all_bags.values()]))
         self.columns.complete(self.columns.references)
+
+    async def _unless_replaced(self, reading: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine; raise ``ObjectChangedError`` in place of the error of files that differ."""
+        try:
+            return await reading
+        except CorruptError:
+            await check_files([file for bag in self.columns.all_bags.values() for file in bag.files])
+            raise
 
     async def open_unchanged(self) -> None:
         """Open all files by their own tables, again if the dataset is replaced meanwhile."""
@@ -130,7 +140,8 @@ class Dataset:
             await self._open_bags()
         else:
             proof = self.keep(snapshot)
-            await proven([proof] if self._options.cache_keys or self._options.verify else (), self._open_bags())
+            opening = self._unless_replaced(self._open_bags())
+            await proven([proof] if self._options.cache_keys or self._options.verify else (), opening)
 
     async def _open_bags(self) -> None:
         columns, references = self.columns, None
