@@ -124,8 +124,7 @@ class IndexedShards:
         files = expected.files.items()
         by_version = {file.rpartition('/')[0] for file, told in files if told.table and not told.has_digest}
         own = [i for i in range(len(self)) if i not in self.own and self._shard_name(i) in by_version]
-        for i, dataset in zip(own, await gather([self._open(i) for i in own]), strict=True):
-            self.own[i] = dataset
+        await self._open_again(own, are_checked=False)
 
     def _adopt_told(self, position: int, expected: Mapping[str, FileIdentity]) -> None:
         number, name = int(self._numbers[position]), self._shard_name(position)
@@ -317,10 +316,8 @@ class IndexedShards:
                 f'{self._name}: was written anew since it was opened, or its index was: shard '
                 f'{self._shard_name(stale[0])} is not the one that was opened: open a new reader'
             )
+        await self._open_again(stale or indexed, are_checked=not stale)
         stale = stale or indexed
-        for i, dataset in zip(stale, await gather([self._open(i) for i in stale]), strict=True):
-            self.own[i] = dataset
-            self._columns.pop(i, None)
         if stale:
             name = self._shard_name(stale[0])
             self.warn(f'{len(stale)} of {len(positions)} shards that were read were replaced, such as {name}')
@@ -340,7 +337,16 @@ class IndexedShards:
             return is_changed
         return not await is_shard_unchanged(self.index, self._directory, int(self._numbers[position]))
 
-    async def _open(self, position: int) -> Dataset:
+    async def _open_again(self, positions: Sequence[int], are_checked: bool) -> None:
+        """Open shards by their own tables in place of those in the index, unless another read has done so."""
+        positions = [i for i in positions if i not in self.own]
+        opening = [self._open(i, are_checked or i in self.pins) for i in positions]
+        for i, dataset in zip(positions, await gather(opening), strict=True):
+            self.own[i] = dataset
+            self.unchecked[i] = False
+            self._columns.pop(i, None)
+
+    async def _open(self, position: int, is_checked: bool) -> Dataset:
         number, dataset = int(self._numbers[position]), self._create(self._shard_name(position))
         await dataset.open_unchanged()
         self._check_spec(dataset)
@@ -350,7 +356,7 @@ class IndexedShards:
                 f'{dataset.name}: was replaced since the index of {self._name} was built: expected {expected} '
                 f'datapoints, got {actual}: {_REMEDY}'
             )
-        if not self.unchecked[position]:
+        if is_checked:
             before = self._identities(position)
             # The limits were compared by the times of their files, as not every reader holds them.
             if any(not before[name]._replace(table='').is_same(file) for name, file in dataset.files().items()):
