@@ -8,7 +8,7 @@ import granular
 from granular import aio, sources
 
 FIELDS = (
-    'ClassFilterWrapper', 'FieldConcat', 'FieldDataset', 'FieldWrapper', 'ModeWrapper', 'OversamplingWrapper',
+    'ClassFilterWrapper', 'KDConcatDataset', 'KDDataset', 'KDWrapper', 'ModeWrapper', 'OversamplingWrapper',
     'PercentFilterWrapper', 'RepeatWrapper', 'ShuffleWrapper', 'SubsetWrapper',
 )  # fmt: skip
 SOURCES = ('Epochs', 'Transform', 'Sample', 'Truncate', 'Interleave', 'Mix')
@@ -102,8 +102,13 @@ def test_one_class_serves_for_and_async_for(name):
 
 async def test_for_and_async_for_yield_the_same_elements():
     stream = granular.MapDataset.range(10).shuffle(seed=1).to_iter_dataset().batch(4)
-    sampler = granular.IndexSampler(10, shuffle=True, num_epochs=1, seed=1)
-    for items in stream, granular.DataLoader(data_source=range(10), sampler=sampler, operations=[granular.Batch(4)]):
+    sampler = granular.grain.samplers.IndexSampler(10, shuffle=True, num_epochs=1, seed=1)
+    for items in (
+        stream,
+        granular.grain.DataLoader(
+            data_source=range(10), sampler=sampler, operations=[granular.grain.transforms.Batch(4)]
+        ),
+    ):
         blocking, iterator = iter(items), aiter(items)
         assert isinstance(blocking, granular.DatasetIterator)
         assert isinstance(iterator, aio.DatasetIterator)

@@ -78,8 +78,8 @@ class DataLoader:
 
         loader = DataLoader(
             data_source=reader,
-            sampler=granular.IndexSampler(len(reader), shuffle=True, num_epochs=1, seed=0),
-            operations=[decode, granular.Batch(64, drop_remainder=True)],
+            sampler=granular.grain.samplers.IndexSampler(len(reader), shuffle=True, num_epochs=1, seed=0),
+            operations=[decode, granular.grain.transforms.Batch(64, drop_remainder=True)],
             worker_count=4,
         )
 
@@ -102,13 +102,13 @@ class DataLoader:
     """
 
     @answering(
-        batch_size='operations=[granular.Batch(64)]',
+        batch_size='operations=[granular.grain.transforms.Batch(64)]',
         num_workers='worker_count',
         prefetch_factor='worker_buffer_size',
         pin_memory="granular.integrations.torch.Batches(loader, device='cuda'), which pins memory",
-        drop_last='operations=[granular.Batch(64, drop_remainder=True)]',
-        shuffle='sampler=granular.IndexSampler(len(source), shuffle=True, seed=0)',
-        collate_fn='operations=[granular.Batch(64, batch_fn=...)]',
+        drop_last='operations=[granular.grain.transforms.Batch(64, drop_remainder=True)]',
+        shuffle='sampler=granular.grain.samplers.IndexSampler(len(source), shuffle=True, seed=0)',
+        collate_fn='operations=[granular.grain.transforms.Batch(64, batch_fn=...)]',
         persistent_workers='nothing: the workers of an iteration end with it',
         dataset='data_source',
         **RANK_ARGUMENTS,
@@ -192,7 +192,7 @@ def load(
 
     ::
 
-        for batch in granular.load(reader, shuffle=True, seed=0, num_epochs=1, batch_size=64):
+        for batch in granular.grain.load(reader, shuffle=True, seed=0, num_epochs=1, batch_size=64):
             print(batch['label'])
 
     Iterate it with ``for`` or ``async for``. The order and the batches are those of ``grain.load``, which has the same
