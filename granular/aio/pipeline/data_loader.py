@@ -88,10 +88,11 @@ class DataLoader:
 
     Args:
       data_source: a reader, a list, or any other source.
-      sampler: order of the datapoints: an :class:`IndexSampler`, or an object with a :class:`RecordMetadata` for
-        each index, and an IndexError after the last. Without ``__len__``, the last index is found by bisection.
+      sampler: order of the datapoints: an :class:`~granular.grain.samplers.IndexSampler`, or an object with a
+        :class:`RecordMetadata` for each index, and an IndexError after the last. Without ``__len__``, the last index is
+        found by bisection.
       operations: transformations: functions, or objects with ``map``, ``map_with_index``, ``random_map``, ``filter`` or
-        ``flat_map``, and :class:`Batch`.
+        ``flat_map``, and :class:`~granular.grain.transforms.Batch`.
       worker_count: processes that read and compute; 0 to use threads of this process.
       worker_buffer_size: chunks that each worker may have ready.
       shard_options: part of the data for this process; by default that of the sampler.
@@ -188,7 +189,7 @@ def load(
     worker_count: int | None = 0,
     read_options: ReadOptions | None = None,
 ) -> DataLoader:
-    """Load batches from a data source: a :class:`DataLoader` with an :class:`IndexSampler` and a :class:`Batch`.
+    """Load batches from a data source, by a ``DataLoader`` with an ``IndexSampler`` and a ``Batch``.
 
     ::
 
@@ -200,7 +201,7 @@ def load(
 
     Args:
       source: a reader, a list, or any other source with a length.
-      num_epochs, shuffle, seed, shard_options: as for :class:`IndexSampler`.
+      num_epochs, shuffle, seed, shard_options: as for :class:`~granular.grain.samplers.IndexSampler`.
       transformations: functions, or objects with the methods of a transformation, applied to each datapoint.
       batch_size: datapoints per batch; None for single elements.
       drop_remainder: True to drop the last batch if it is smaller.

@@ -133,7 +133,7 @@ class SequentialSampler(IndexSampler):
         sampler = granular.grain.samplers.SequentialSampler(len(reader))
         loader = granular.grain.DataLoader(data_source=reader, sampler=sampler)
 
-    The arguments are those of :class:`IndexSampler`.
+    The arguments are those of :class:`~granular.grain.samplers.IndexSampler`.
     """
 
     @answering(**RANK_ARGUMENTS)

@@ -139,7 +139,7 @@ class FlatMapTransform(abc.ABC, Generic[In_contra, Out_co]):
 @answering(**BATCH_ARGUMENTS)
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The transformation that combines consecutive elements to batches, for a :class:`DataLoader` or ``apply``.
+    """The transformation that combines consecutive elements to batches, for a ``DataLoader`` or ``apply``.
 
     ::
 
