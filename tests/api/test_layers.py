@@ -68,6 +68,7 @@ LAYERS = (
     {
         '_lazy': 'optional packages and late imports',
         '_other_names': 'answers to names of other libraries',
+        '_plugins': 'what other packages add',
         '_redact': 'redaction of credentials',
         '_words': 'words of messages',
         '_typing': 'type variables with defaults',
