@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from granular.sync.datasets import ShardedDatasetReader as ShardedDatasetReader
     from granular.sync.datasets import ShardedDatasetWriter as ShardedDatasetWriter
     from granular.sync.datasources import ArrayRecordDataSource as ArrayRecordDataSource
+    from granular.sync.datasources import MegatronDataSource as MegatronDataSource
     from granular.sync.datasources import ParquetDataSource as ParquetDataSource
     from granular.sync.datasources import TFRecordDataSource as TFRecordDataSource
     from granular.sync.datasources import TokenWindows as TokenWindows
@@ -125,7 +126,8 @@ else:
             'granular.sync.caches': 'RedisCache SharedMemoryCache',
             'granular.sync.datasets': 'DatasetReader DatasetWriter ShardedDatasetReader ShardedDatasetWriter',
             'granular.sync.datasources': (
-                'ArrayRecordDataSource ParquetDataSource TFRecordDataSource TokenWindows WebDatasetDataSource open'
+                'ArrayRecordDataSource MegatronDataSource ParquetDataSource TFRecordDataSource TokenWindows '
+                'WebDatasetDataSource open'
             ),
             'granular.sync.fields': (
                 'ClassFilterWrapper FieldConcat FieldWrapper ModeWrapper OversamplingWrapper '

@@ -7,6 +7,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
+from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import cache_file_of, load_tables, remove_file, save_tables
 from granular.aio.paths.path import Path
 from granular.aio.reply import Reply, stands_in
@@ -33,6 +34,10 @@ class FileIndex(abc.ABC):
     @property
     @abc.abstractmethod
     def length(self) -> int: ...
+
+    @property
+    def identity(self) -> FileIdentity:
+        return FileIdentity(self.size, self.version)
 
 
 Index = TypeVar('Index', bound=FileIndex)
