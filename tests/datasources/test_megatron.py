@@ -19,15 +19,9 @@ from granular.errors import (
     UnsupportedError,
 )
 from tests.support.files import megatron_index
-from tests.support.oracles import Megatron
 from tests.support.requests import requests, steady
 
 DTYPES = ('uint8', 'int8', 'int16', 'int32', 'int64', 'float64', 'float32', 'uint16')  # by their codes, from 1 on
-
-
-@pytest.fixture(scope='module')
-def megatron():
-    return Megatron()
 
 
 def write(folder, name, sequences, ends=None, modes=None, dtype='uint16'):
@@ -217,6 +211,16 @@ def test_several_files_are_of_one_kind(tmp_path):
         write(folder, name, SEQUENCES, **options)
         with pytest.raises(CorruptDatasetError, match=rf'd\.idx: {problem}'):
             granular.open(folder)
+
+
+def test_both_files_of_a_dataset_are_not_two_datasets(tmp_path):
+    path = write(granular.Path(tmp_path), 'x', SEQUENCES)
+    data = path.with_suffix('.bin')
+    for files in ([path, data], [data, path], [path, path.with_name('x')]):
+        with pytest.raises(InvalidArgumentError, match='x.* and .*x.* are of one dataset: pass one of them'):
+            granular.MegatronDataSource(files)
+    with granular.MegatronDataSource([path, path]) as source:  # as any list, it is read as it is
+        assert len(source) == 2 * len(SEQUENCES)
 
 
 # --- bad input

@@ -59,7 +59,7 @@ def megatron_index(
     """
     ends = range(len(lengths) + 1) if ends is None else ends
     item = (1, 1, 2, 4, 8, 8, 4, 2)[code - 1]
-    pointers = [item * sum(lengths[:i]) for i in range(len(lengths))]
+    pointers = item * (np.cumsum(lengths, dtype=np.int64) - lengths) if len(lengths) else []
     head = b'MMIDIDX\0\0' + struct.pack('<QBQQ', 1, code, len(lengths), len(ends))
     tables = [np.array(lengths, '<i4'), np.array(pointers, '<i8'), np.array(ends, '<i8')]
     return head + b''.join(map(bytes, tables)) + (b'' if modes is None else bytes(np.array(modes, np.int8)))

@@ -107,6 +107,7 @@ class Megatron:
             install = [sys.executable, '-m', 'pip', 'install', '-q', '--disable-pip-version-check', '--no-deps', *wheel]
             subprocess.run([*install, '--target', self._home, 'megatron-core==0.16.1'], check=True)
             (self._home / 'ready').touch()
+        self._interpreter = Interpreter('torch', options=['-I', '-W', 'ignore'])
 
     def write(self, folder: Any, datasets: Mapping[str, Sequence[Any]]) -> None:
         """Write datasets by their names, each of a dtype, documents of sequences of tokens, and True for modes.
@@ -123,15 +124,24 @@ class Megatron:
         return json.loads(self._run(_READ, str(folder), *names))
 
     def _run(self, script: str, *args: str) -> str:
-        command = [sys.executable, '-I', '-W', 'ignore', '-c', _MEGATRON + script, str(self._home), *args]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        done = self._interpreter.run(_MEGATRON + script, str(self._home), *args)
         if done.returncode:
             raise RuntimeError(f'megatron-core: {done.stderr[-3000:]}')
         return done.stdout
 
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(self, *args: object) -> None:
+        self._interpreter.__exit__(None, None, None)
+
+
+# Without the rest of the package, which its module for datasets needs for a line of its log.
 _MEGATRON = """
-import json, sys
+import json, sys, types
+core, utils = types.ModuleType('megatron.core'), types.ModuleType('megatron.core.utils')
+core.__path__, utils.log_single_rank = [f'{sys.argv[1]}/megatron/core'], lambda *args: None
+sys.modules.update({'megatron.core': core, 'megatron.core.utils': utils})
 sys.path.insert(0, sys.argv[1])
 import numpy as np, torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder

@@ -16,7 +16,7 @@ from granular.aio.datasources.megatron.index import HEAD, Head, Index, parse
 from granular.aio.paths.path import Path, has_optional
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
-from granular.errors import CorruptDatasetError, NotFoundError
+from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError
 from granular.indexing import Ints
 
 TOKENS: Final = 'tokens'
@@ -81,6 +81,10 @@ class MegatronDataSource(MaskedFiles[Index, Datapoint_co]):
         super()._take(files)
         pairs = [pair_of_path(path) for path in files.paths]
         self.paths, self._data = tuple(index for index, _ in pairs), tuple(data for _, data in pairs)
+        names: dict[Path, Path] = {}
+        for given, index in zip(files.paths, self.paths, strict=True):
+            if names.setdefault(index, given) != given:
+                raise InvalidArgumentError(f'{names[index]} and {given} are of one dataset: pass one of them')
 
     @property
     def _data_paths(self) -> tuple[Path, ...]:
