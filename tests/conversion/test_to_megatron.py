@@ -40,7 +40,6 @@ SOURCES = {
 
 @pytest.mark.parametrize('kind', SOURCES)
 def test_documents_of_any_source_are_written(kind, root, tmp_path):
-    root.mkdir(parents=True, exist_ok=True)
     progress = []
     source = SOURCES[kind](granular.Path(tmp_path))
     done = granular.convert(source, root / 'x.idx', progress=progress.append)

@@ -68,6 +68,8 @@ async def write_tokens(
             await offload(documents.add, await records.take(1))
             count = None if opened.source is None else len(opened)
             return Written(opened.name, opened.format, count, documents.dtype.name, 0)
+        if data.store.local:
+            await data.parent.mkdir(parents=True, exist_ok=True)
         writer = await data.store.open_writer(data.key, new=True)
         try:
             while taken := await records.take(_MOST):
