@@ -192,6 +192,14 @@ def test_missing_file_of_the_two_is_named(root):
             granular.open(path)
 
 
+def test_warning_names_data_without_its_index(tmp_path, caplog):
+    folder = granular.Path(tmp_path)
+    write(folder, 'a', SEQUENCES)
+    write(folder, 'b', SEQUENCES).unlink()
+    assert len(granular.open(folder)) == len(SEQUENCES)
+    assert caplog.messages == [f'{folder}: left out 1 file: b.bin (without b.idx, its index)']
+
+
 def test_several_files_are_of_one_kind(tmp_path):
     folder = granular.Path(tmp_path)
     write(folder, 'a', SEQUENCES)

@@ -243,8 +243,9 @@ class _Chosen:
             unknown += alone
         if self._pattern and format and not any(kind == format for _, _, kind in known):
             known, unknown = [*known, *(candidate._replace(kind=format) for candidate in unknown)], []
-        for relative, _, _ in unknown:
-            self._leave_out(relative, 'of no format that is read')
+        for relative, entry, _ in unknown:
+            index = pair_of(entry.name)[0] if data and entry.name.lower().endswith('.bin') else ''
+            self._leave_out(relative, f'without {index}, its index' if index else 'of no format that is read')
         return known
 
     def _take_tables(self, known: list[_Candidate]) -> list[_Candidate]:
