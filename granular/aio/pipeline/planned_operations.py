@@ -116,7 +116,7 @@ class PlannedOperations(abc.ABC):
           sizes: as for :meth:`pack`.
           max_elements: the largest number of elements of a batch.
           align: number of batches in a row that have the same top, so that as many ranks, or a divisor of it, share the
-            cost of a step.
+            cost of a step. Of few elements, batches may have none.
           drop_remainder: True to drop the elements that do not fill ``align`` batches: others in each epoch.
 
         Raises:

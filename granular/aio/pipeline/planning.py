@@ -285,7 +285,7 @@ class Budget(NamedTuple):
 
     @classmethod
     def of(cls, per_batch: Ints, counts: Ints, align: int, drop_remainder: bool) -> 'Budget':
-        """Return the batches of so many elements of each bucket: of none, or of at least ``align``."""
+        """Return the batches of so many elements of each bucket; those of few elements may have none."""
         size = per_batch * align
         groups = counts // size if drop_remainder else -(-counts // size)
         return cls(np.minimum(counts, groups * size), np.cumsum(counts) - counts, np.cumsum(groups), align)
@@ -306,22 +306,6 @@ class Budget(NamedTuple):
         starts = self.firsts[buckets] + numbers * each + np.minimum(numbers, more)
         counts = each + (numbers < more)
         return ranges(starts, counts), counts, buckets
-
-
-def merged_tops(tops: Ints, counts: Ints, least: int) -> Ints:
-    """Return tops without those of buckets that have elements, but fewer than ``least``: they go to a larger top."""
-    kept, pending = [], 0
-    for top, count in zip(tops.tolist(), counts.tolist(), strict=True):
-        pending += count
-        if not pending or pending >= least:
-            kept.append((top, pending))
-            pending = 0
-        last = top
-    while pending and kept:  # of the largest elements
-        pending += kept.pop()[1]
-        if pending >= least:
-            break
-    return np.array([*(top for top, _ in kept), *([last] if pending else [])], np.int64)
 
 
 def sorted_by_class(classes: NDArray[Any]) -> NDArray[Any]:

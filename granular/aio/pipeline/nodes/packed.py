@@ -1,6 +1,7 @@
 """Rows of fixed lengths with documents that are chosen by their sizes, before anything is read."""
 
 import abc
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -8,19 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio.pipeline.nodes.planned import (
+    CHUNK,
     Arrangement,
     Pieces,
     Planned,
     Row,
     check_plannable,
+    chunks,
     compact,
+    counts_by_class,
+    counts_of,
     digest_of,
+    index_of_first,
     looked_up,
+    rounded,
     sizes_of,
     warn_of_left_out,
 )
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.pipeline.planning import Fit, class_tops, default_classes, fit, most_segments, ranges
+from granular.aio.pipeline.planning import POINTS, Fit, class_tops, default_classes, fit, most_segments, ranges
 from granular.aio.pipeline.streams.packing_options import Feature, PlannedRecipe, value_for
 from granular.aio.pipeline.streams.rows import TEXT, array_of, check_value, fill, shape_of
 from granular.aio.runtime.threads import offload
@@ -35,7 +42,7 @@ async def packed(parent: Source, recipe: PlannedRecipe, sizes: Any) -> 'PackedRo
     """Plan rows of the elements of a source, with given sizes, or those that it tells."""
     check_plannable(parent, 'pack')
     measured = [
-        await sizes_of(parent, feature.path, value_for(feature.path, sizes, None, 'sizes'), 'pack')
+        compact(await sizes_of(parent, feature.path, value_for(feature.path, sizes, None, 'sizes'), 'pack'))
         for feature in recipe.features
     ]
     narrowed = parent.select(list(dict.fromkeys(feature.path[0] for feature in recipe.features)))
@@ -52,20 +59,20 @@ class PackedRows(Planned):
         self,
         parent: Source,
         recipe: PlannedRecipe,
-        sizes: Sequence[Ints],
+        sizes: Sequence[NDArray[Any]],
         classes: NDArray[Any],
         counts: Ints,
         rows: int,
         segments: int,
     ) -> None:
-        super().__init__(parent, [compact(own) for own in sizes], classes, counts, rows)
+        super().__init__(parent, sizes, classes, counts, rows)
         self._recipe, self._segments = recipe, segments
         self._digest = digest_of(sizes)
         self._numbers = np.arange(max(recipe.lengths), dtype=np.int32)
 
     @classmethod
     @abc.abstractmethod
-    def planned(cls, parent: Source, recipe: PlannedRecipe, sizes: Sequence[Ints]) -> 'PackedRows':
+    def planned(cls, parent: Source, recipe: PlannedRecipe, sizes: Sequence[NDArray[Any]]) -> 'PackedRows':
         """Plan the rows."""
 
     def stored_nbytes(self) -> float | None:
@@ -159,53 +166,39 @@ class FittedRows(PackedRows):
     """Rows of whole documents: the largest first, each in the fullest row with enough space."""
 
     @classmethod
-    def planned(cls, parent: Source, recipe: PlannedRecipe, sizes: Sequence[Ints]) -> 'FittedRows':
-        features = recipe.features
-        extras = [int(separator is not None) for separator in recipe.separators]
-        limits = [length - extra for length, extra in zip(recipe.lengths, extras, strict=True)]
-        present = np.any([own > 0 for own in sizes], axis=0)
-        long = np.any([own > limit for own, limit in zip(sizes, limits, strict=True)], axis=0)
-        in_epoch = looked_up(parent, np.arange(len(present)), 0)  # the index in the source, of each element
-        empty, too_long = int((~present[in_epoch]).sum()), int(long[in_epoch].sum())
-        if too_long and recipe.longer == 'raise':
-            _refuse_long(in_epoch[int(np.argmax(long[in_epoch]))], sizes, limits, features)
-        warn_of_left_out('pack', empty, too_long if recipe.longer == 'drop' else 0)
-        kept = present & ~long if recipe.longer == 'drop' else present
-        tapes = [np.minimum(own, limit) + extra for own, limit, extra in zip(sizes, limits, extras, strict=True)]
-        if recipe.longer == 'divide':
-            tapes = [(np.maximum(sizes[0] + extras[0], 1) - 1) % recipe.lengths[0] + 1]
-        rows_of = list(zip(tapes, recipe.lengths, [feature.alignment for feature in features], strict=True))
-        rows_of = [
-            own
-            for i, own in enumerate(rows_of)
-            if not any(own[1:] == other[1:] and np.array_equal(own[0], other[0]) for other in rows_of[:i])
+    def planned(cls, parent: Source, recipe: PlannedRecipe, sizes: Sequence[NDArray[Any]]) -> 'FittedRows':
+        tapes, dropped = _tapes(parent, recipe, sizes)
+        lengths = recipe.lengths
+        apart = [
+            i
+            for i, (tape, feature) in enumerate(zip(tapes, recipe.features, strict=True))
+            if not any(
+                lengths[k] == lengths[i]
+                and recipe.features[k].alignment == feature.alignment
+                and np.array_equal(tapes[k], tape)
+                for k in range(i)
+            )
         ]
-        tapes = [own for own, _, _ in rows_of]
-        chosen = in_epoch[kept[in_epoch]]
-        most = recipe.classes or default_classes(len(chosen), 512 if len(tapes) == 1 else 512 * _SEVERAL)
-        each = most if len(tapes) == 1 else int(np.ceil(most ** (1 / len(tapes))))
-        tops = [class_tops(*np.unique(tape[chosen], return_counts=True), each) for tape in tapes]
-        codes = np.zeros(len(present), np.int64)
-        for tape, own in zip(tapes, tops, strict=True):
-            codes = codes * len(own) + np.minimum(np.searchsorted(own, tape), max(0, len(own) - 1))
-        used = np.unique(codes[chosen])
-        classes = np.where(kept, np.searchsorted(used, codes), len(used))
-        classes = np.minimum(classes, len(used)).astype(np.uint16 if len(used) < 1 << 16 else np.int64)
-        counts = np.bincount(classes[in_epoch], minlength=len(used) + 1)
-        sizes_of_classes, rest = np.empty((len(used), len(tapes)), np.int64), used
-        for i in range(len(tapes) - 1, -1, -1):
-            rest, part = np.divmod(rest, max(1, len(tops[i])))
-            sizes_of_classes[:, i] = tops[i][part]
-        lengths, alignments = (np.array([own[j] for own in rows_of]) for j in (1, 2))
-        plan = fit(sizes_of_classes, counts[:-1], lengths, alignments, recipe.max_segments)
-        whole = int(_whole_rows(recipe, sizes[0][chosen]).sum()) if recipe.longer == 'divide' else 0
+        tapes = [tapes[i] for i in apart]
+        counted = [counts_of(looked_up(parent, tape, 0)) for tape in tapes]
+        elements = len(parent)
+        most = recipe.classes or default_classes(elements, POINTS if len(tapes) == 1 else POINTS * _SEVERAL)
+        each = most if len(tapes) == 1 else math.ceil(most ** (1 / len(tapes)))
+        tops = [class_tops(values, counts, each) for values, counts in counted]
+        classes, sizes_of_classes, counts = _classes(parent, tapes, tops, *counted[0])
+        warn_of_left_out('pack', int(counts[-1]) - dropped, dropped)
+        alignments = np.array([recipe.features[i].alignment for i in apart])
+        plan = fit(sizes_of_classes, counts[:-1], np.array(lengths)[apart], alignments, recipe.max_segments)
+        if recipe.longer != 'divide':
+            return cls(parent, recipe, sizes, classes, counts, plan, 0)
+        whole = sum(int(_whole_rows(recipe, part).sum()) for part in chunks(looked_up(parent, sizes[0], 0)))
         return cls(parent, recipe, sizes, classes, counts, plan, whole)
 
     def __init__(
         self,
         parent: Source,
         recipe: PlannedRecipe,
-        sizes: Sequence[Ints],
+        sizes: Sequence[NDArray[Any]],
         classes: NDArray[Any],
         counts: Ints,
         plan: Fit,
@@ -217,7 +210,8 @@ class FittedRows(PackedRows):
     def _completed(self, arranged: Arrangement, epoch: int) -> Arrangement:
         if not self._whole:
             return arranged
-        rows = _whole_rows(self._recipe, looked_up(self.parents[0], self._sizes[0], epoch).astype(np.int64))
+        sizes = chunks(looked_up(self.parents[0], self._sizes[0], epoch))
+        rows = np.concatenate([_whole_rows(self._recipe, part) for part in sizes])
         positions = np.flatnonzero(rows)
         return arranged._replace(divided=(positions, np.cumsum(rows[positions])))
 
@@ -238,6 +232,62 @@ class FittedRows(PackedRows):
         return Pieces(counts, positions, begins, begins + self._recipe.lengths[0])
 
 
+def _tapes(parent: Source, recipe: PlannedRecipe, sizes: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], int]:
+    """Return the positions that documents take in rows, by feature, 0 for those that are left out; and how many of an
+    epoch are dropped.
+    """
+    extras = [int(separator is not None) for separator in recipe.separators]
+    limits = [length - extra for length, extra in zip(recipe.lengths, extras, strict=True)]
+    present = np.any([own > 0 for own in sizes], axis=0)
+    long = np.any([own > limit for own, limit in zip(sizes, limits, strict=True)], axis=0)
+    too_long = int(looked_up(parent, long, 0).sum()) if long.any() else 0
+    if too_long and recipe.longer == 'raise':
+        _refuse_long(parent, long, sizes, limits, recipe.features)
+    kept = present & ~long if recipe.longer == 'drop' else present
+    tapes = []
+    for own, limit, length, extra in zip(sizes, limits, recipe.lengths, extras, strict=True):
+        tape = np.empty(len(own), own.dtype)
+        for start, part in zip(range(0, len(own), CHUNK), chunks(own), strict=True):
+            if recipe.longer == 'divide':
+                taken = (np.maximum(part + extra, 1) - 1) % length + 1
+            else:
+                taken = np.minimum(part, limit) + extra
+            tape[start : start + CHUNK] = taken * kept[start : start + CHUNK]
+        tapes.append(tape)
+    return tapes, too_long if recipe.longer == 'drop' else 0
+
+
+def _classes(
+    parent: Source, tapes: Sequence[NDArray[Any]], tops: Sequence[Ints], values: Ints, counts: Ints
+) -> tuple[NDArray[Any], Ints, Ints]:
+    """Return the class of each element of the source, the sizes of each class, and the number of its elements, the last
+    of which is that of the elements that are left out.
+
+    Args:
+      parent: the elements.
+      tapes: the positions that they take, by feature, of each element of the source.
+      tops: the classes of each feature.
+      values, counts: the positions that elements of an epoch take of the first feature, and how many take them.
+    """
+    rounded_tapes = [rounded(tape, own) for tape, own in zip(tapes, tops, strict=True)]
+    if len(tapes) == 1:
+        own = np.bincount(np.searchsorted(tops[0], values), counts, minlength=len(tops[0])).astype(np.int64)
+        return rounded_tapes[0], tops[0][:, None], np.append(own, len(parent) - own.sum())
+    codes = np.zeros(len(tapes[0]), np.int64)
+    for own, some in zip(rounded_tapes, tops, strict=True):
+        codes = codes * (len(some) + 1) + own
+    left_out = np.all([own == len(some) for own, some in zip(rounded_tapes, tops, strict=True)], axis=0)
+    used = np.unique(looked_up(parent, np.where(left_out, -1, codes), 0))
+    used = used[used >= 0]
+    classes = np.where(left_out, len(used), np.searchsorted(used, codes))
+    classes = classes.astype(np.uint16 if len(used) < 1 << 16 else np.int64)
+    sizes_of_classes, rest = np.zeros((len(used), len(tapes)), np.int64), used
+    for i in range(len(tapes) - 1, -1, -1):
+        rest, part = np.divmod(rest, len(tops[i]) + 1)
+        sizes_of_classes[:, i] = np.append(tops[i], 0)[part]
+    return classes, sizes_of_classes, counts_by_class(looked_up(parent, classes, 0), len(used) + 1)
+
+
 def _whole_rows(recipe: PlannedRecipe, sizes: Ints) -> Ints:
     """Return the number of rows that each document fills alone, before its last part."""
     extra = int(recipe.separators[0] is not None)
@@ -245,7 +295,14 @@ def _whole_rows(recipe: PlannedRecipe, sizes: Ints) -> Ints:
     return rows
 
 
-def _refuse_long(index: int, sizes: Sequence[Ints], limits: Sequence[int], features: Sequence[Feature]) -> None:
+def _refuse_long(
+    parent: Source,
+    long: NDArray[np.bool_],
+    sizes: Sequence[NDArray[Any]],
+    limits: Sequence[int],
+    features: Sequence[Feature],
+) -> None:
+    index = index_of_first(parent, long)
     for own, limit, feature in zip(sizes, limits, features, strict=True):
         if own[index] > limit:
             raise InvalidArgumentError(
@@ -258,10 +315,9 @@ class ConcatenatedRows(PackedRows):
     """Rows of an epoch of documents one behind the other, which is divided into equal parts."""
 
     @classmethod
-    def planned(cls, parent: Source, recipe: PlannedRecipe, sizes: Sequence[Ints]) -> 'ConcatenatedRows':
+    def planned(cls, parent: Source, recipe: PlannedRecipe, sizes: Sequence[NDArray[Any]]) -> 'ConcatenatedRows':
         first = recipe.features[0]
         extras = [int(separator is not None) for separator in recipe.separators]
-        present = np.any([own > 0 for own in sizes], axis=0)
         for own, extra, feature in zip(sizes, extras, recipe.features, strict=True):
             if (feature.length, feature.alignment, extra) != (first.length, first.alignment, extras[0]):
                 raise InvalidArgumentError(
@@ -275,16 +331,16 @@ class ConcatenatedRows(PackedRows):
                     f'{sizes[0][index]} in {first.name!r} and {own[index]} in {feature.name!r}: pass '
                     f"strategy='best_fit'"
                 )
-        tapes = (-(-(sizes[0] + extras[0]) // first.alignment) * first.alignment) * present
-        in_epoch = looked_up(parent, tapes, 0)
+        tape = np.zeros(len(sizes[0]), np.int64)
+        for start, part in zip(range(0, len(tape), CHUNK), chunks(sizes[0]), strict=True):
+            tape[start : start + CHUNK] = -(-(part + extras[0]) // first.alignment) * first.alignment * (part > 0)
+        tape = compact(tape)
+        values, counts = counts_of(in_epoch := looked_up(parent, tape, 0))
         warn_of_left_out('pack', int((in_epoch == 0).sum()))
-        total = int(in_epoch.sum())
+        total = int((values * counts).sum())
         rows = max(int(total > 0), -(-(total - recipe.extra) // first.length))
-        counts = np.array([total])
-        segments = 1
-        if recipe.cu_seqlens:
-            segments = most_segments(*np.unique(in_epoch[in_epoch > 0], return_counts=True), recipe.lengths[0])
-        return cls(parent, recipe, sizes, compact(tapes), counts, rows, segments)
+        segments = most_segments(values, counts, recipe.lengths[0])
+        return cls(parent, recipe, sizes, tape, np.array([total]), rows, segments)
 
     def _arrange(self, epoch: int) -> Arrangement:
         ends = np.cumsum(looked_up(self.parents[0], self._classes, epoch), dtype=np.int64)

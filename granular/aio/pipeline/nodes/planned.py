@@ -3,7 +3,7 @@
 import abc
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -32,7 +32,8 @@ from granular.indexing import Ints, cut_into, grouped, integers_of, placed
 from granular.shuffle import Blocks, permute
 
 _INLINE: Final = 1 << 14  # elements up to which an epoch is arranged on the event loop
-_CHUNK: Final = 1 << 20  # elements that are looked up at a time
+CHUNK: Final = 1 << 18  # elements that are looked up at a time
+_TABLE: Final = 1 << 24  # sizes, at most, that are counted in a table
 _PAGE: Final = 1 << 17  # sizes that are read at a time
 _KEPT: Final = 2  # epochs: one that ends while the next begins
 
@@ -116,7 +117,7 @@ class Planned(Node):
     def _arrange(self, epoch: int) -> Arrangement:
         """Compute what the plan is in an epoch."""
         classes = looked_up(self.parents[0], self._classes, epoch)
-        self._check_epoch(epoch, np.bincount(classes, minlength=len(self._counts)))
+        self._check_epoch(epoch, counts_by_class(classes, len(self._counts)))
         return self._in_order(self._completed(Arrangement(sorted_by_class(classes)), epoch))
 
     def _check_epoch(self, epoch: int, counts: Ints) -> None:
@@ -134,7 +135,7 @@ class Planned(Node):
         """Put rows or groups into the order of their first elements, unless they are shuffled."""
         if self._seed is not None:
             return arranged
-        size = max(1, _CHUNK // max(1, len(arranged.table) // max(1, self._units)))
+        size = max(1, CHUNK // max(1, len(arranged.table) // max(1, self._units)))
         firsts = [np.zeros(0, np.int64)]
         for start in range(0, self._units, size):
             units = np.arange(start, min(start + size, self._units))
@@ -315,9 +316,50 @@ async def _read_sizes(base: Source, key: str, operation: str) -> Ints:
 
 
 def compact(sizes: Ints) -> NDArray[Any]:
-    """Return sizes in as few bytes as they need."""
+    """Return sizes in as few bytes as they, and one more, need."""
     most = int(sizes.max(initial=0))
-    return sizes.astype(next(dtype for dtype in (np.uint16, np.uint32, np.int64) if most <= np.iinfo(dtype).max))
+    return sizes.astype(next(dtype for dtype in (np.uint16, np.uint32, np.int64) if most < np.iinfo(dtype).max))
+
+
+def chunks(sizes: NDArray[Any]) -> Iterator[Ints]:
+    """Yield compact sizes as integers of 64 bits, some at a time."""
+    for start in range(0, len(sizes), CHUNK):
+        yield sizes[start : start + CHUNK].astype(np.int64)
+
+
+def counts_of(sizes: NDArray[Any]) -> tuple[Ints, Ints]:
+    """Return the sizes > 0 that there are, and how many of each."""
+    most = int(sizes.max(initial=0))
+    if most < _TABLE:
+        counts = np.zeros(most + 1, np.int64)
+        for part in chunks(sizes):
+            counts += np.bincount(part, minlength=most + 1)
+        values = np.flatnonzero(counts)
+        counts = counts[values]
+    else:
+        values, counts = np.unique(sizes.astype(np.int64), return_counts=True)
+    present = values > 0
+    return values[present], counts[present]
+
+
+def rounded(sizes: NDArray[Any], tops: Ints) -> NDArray[Any]:
+    """Return the number of the first of some tops that is at least each size; their number for 0, and beyond all."""
+    dtype = np.uint16 if len(tops) < 1 << 16 else np.int64
+    most = int(sizes.max(initial=0))
+    if most < _TABLE:
+        table = np.searchsorted(tops, np.arange(most + 1)).astype(dtype)
+        table[0] = len(tops)
+        numbers: NDArray[Any] = table[sizes]
+        return numbers
+    return np.where(sizes > 0, np.searchsorted(tops, sizes), len(tops)).astype(dtype)
+
+
+def counts_by_class(classes: NDArray[Any], number: int) -> Ints:
+    """Return how many elements each class has."""
+    counts = np.zeros(number, np.int64)
+    for part in chunks(classes):
+        counts += np.bincount(part, minlength=number)
+    return counts
 
 
 def looked_up(parent: Source, table: NDArray[Any], epoch: int) -> NDArray[Any]:
@@ -325,28 +367,26 @@ def looked_up(parent: Source, table: NDArray[Any], epoch: int) -> NDArray[Any]:
     count = len(parent)
     out = np.empty(count, table.dtype)
     first = int(in_epochs(np.zeros(1, np.int64), np.array([epoch]), count)[0])
-    for start in range(0, count, _CHUNK):
-        positions = np.arange(start, min(start + _CHUNK, count))
+    for start in range(0, count, CHUNK):
+        positions = np.arange(start, min(start + CHUNK, count))
         _, indices = beneath(parent, positions + first)
         out[positions] = table[indices % len(table)]
     return out
 
 
-def digest_of(sizes: Sequence[Ints]) -> str:
+def digest_of(sizes: Sequence[NDArray[Any]]) -> str:
     """Return a checksum of sizes, for states."""
     checksum = 0
     for own in sizes:
-        for start in range(0, len(own), _CHUNK):
-            checksum = crc32c(own[start : start + _CHUNK].astype('<i8').tobytes(), checksum)
+        for start in range(0, len(own), CHUNK):
+            checksum = crc32c(own[start : start + CHUNK].astype('<i8').tobytes(), checksum)
     return f'{checksum:08x}'
 
 
-def index_of_first(parent: Source, table: NDArray[Any], chosen: Callable[[Ints], NDArray[np.bool_]]) -> tuple[int, int]:
-    """Return the index in the source of a parent, and the size, of its first element that is chosen."""
-    sizes = looked_up(parent, table, 0).astype(np.int64)
-    position = int(np.argmax(chosen(sizes)))
-    _, indices = beneath(parent, np.array([position]))
-    return int(indices[0]) % len(table), int(sizes[position])
+def index_of_first(parent: Source, chosen: NDArray[np.bool_]) -> int:
+    """Return the index in the source of a parent of its first element that is chosen."""
+    position = int(np.argmax(looked_up(parent, chosen, 0)))
+    return int(beneath(parent, np.array([position]))[1][0]) % len(chosen)
 
 
 def warn_of_left_out(operation: str, empty: int, long: int = 0) -> None:

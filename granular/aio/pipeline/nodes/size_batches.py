@@ -13,14 +13,17 @@ from granular.aio.pipeline.nodes.planned import (
     Row,
     check_plannable,
     compact,
+    counts_of,
     digest_of,
+    index_of_first,
     looked_up,
+    rounded,
     sizes_of,
     warn_of_left_out,
 )
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.pipeline.nodes.stacking import batch_and_pad, memory_for
-from granular.aio.pipeline.planning import Budget, bucket_tops, merged_tops
+from granular.aio.pipeline.nodes.stacking import combine, concatenate, memory_for, stack
+from granular.aio.pipeline.planning import Budget, bucket_tops
 from granular.aio.pipeline.streams.rows import shape_of
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_checked, function_or, name_of
@@ -28,6 +31,7 @@ from granular.errors import DatapointError, InvalidArgumentError
 from granular.indexing import Ints, check_integer, integers_of
 
 Cost = Callable[[int, int], float]
+"""Returns the cost of a batch, for its number of elements and the size to which they are padded."""
 
 _MOST: Final = 1 << 40  # elements of a batch
 
@@ -95,7 +99,7 @@ class BudgetArguments:
 async def batched_by_size(parent: Source, arguments: BudgetArguments, sizes: Any) -> 'SizeBatches':
     """Plan batches of the elements of a source, with given sizes, or those that it tells."""
     check_plannable(parent, 'batch_by_size')
-    measured = await sizes_of(parent, (arguments.keys[0],), sizes, 'batch_by_size')
+    measured = compact(await sizes_of(parent, (arguments.keys[0],), sizes, 'batch_by_size'))
     return await offload(SizeBatches.planned, parent, arguments, measured)
 
 
@@ -108,39 +112,29 @@ class SizeBatches(Planned):
         self,
         parent: Source,
         arguments: BudgetArguments,
-        sizes: Ints,
+        sizes: NDArray[Any],
         classes: NDArray[Any],
         counts: Ints,
         plan: Budget,
         per_batch: Ints,
         tops: Ints,
     ) -> None:
-        super().__init__(parent, [compact(sizes)], classes, counts, plan.groups, arguments.align)
+        super().__init__(parent, [sizes], classes, counts, plan.groups, arguments.align)
         self._arguments, self._plan, self._per_batch, self._tops = arguments, plan, per_batch, tops
         self._digest = digest_of([sizes])
 
     @classmethod
-    def planned(cls, parent: Source, arguments: BudgetArguments, sizes: Ints) -> 'SizeBatches':
+    def planned(cls, parent: Source, arguments: BudgetArguments, sizes: NDArray[Any]) -> 'SizeBatches':
         """Choose the buckets, and plan the batches of each."""
-        in_epoch = looked_up(parent, np.arange(len(sizes)), 0)  # the index in the source, of each element
-        own = sizes[in_epoch]
-        values, counted = np.unique(own[own > 0], return_counts=True)
-        warn_of_left_out('batch_by_size', int((own == 0).sum()))
+        in_epoch = looked_up(parent, sizes, 0)
+        values, counted = counts_of(in_epoch)
+        warn_of_left_out('batch_by_size', int((in_epoch == 0).sum()))
         tops = arguments.tops if len(arguments.tops) else bucket_tops(values, counted, arguments.number)
-        if arguments.align > 1 and not arguments.drop_remainder:
-            if 0 < (count := int(counted.sum())) < arguments.align:
-                raise InvalidArgumentError(
-                    f'batch_by_size: {count} elements are too few for align={arguments.align} batches: pass a smaller '
-                    f'one, or drop_remainder=True'
-                )
-            bounded = np.searchsorted(tops, values)
-            of_tops = np.bincount(bounded, counted, minlength=len(tops) + 1).astype(np.int64)
-            tops = merged_tops(tops, of_tops[: len(tops)], arguments.align)
         per_batch = np.array([arguments.fitting(top) for top in tops.tolist()], np.int64)
         largest = int(values[-1]) if len(values) else 0
         fitting = int(tops[per_batch > 0].max(initial=0))
         if largest > fitting:
-            index = int(in_epoch[int(np.argmax(own > fitting))])
+            index = index_of_first(parent, sizes > fitting)
             where = f'batch_by_size: index {index}: {sizes[index]} in {arguments.keys[0]!r}'
             if len(tops) and largest > tops[-1]:
                 raise InvalidArgumentError(f'{where} is larger than the last top of buckets={tops.tolist()}: add one')
@@ -149,9 +143,9 @@ class SizeBatches(Planned):
                 f'costs more than {arguments.max_size}: pass a larger max_size, or leave the element out by '
                 f'subset(indices)'
             )
-        classes = np.searchsorted(tops, sizes)
-        classes = np.where(sizes > 0, classes, len(tops)).astype(np.uint16 if len(tops) < 1 << 16 else np.int64)
-        counts = np.bincount(classes[in_epoch], minlength=len(tops) + 1)
+        classes = rounded(sizes, tops)
+        counts = np.bincount(np.searchsorted(tops, values), counted, minlength=len(tops)).astype(np.int64)
+        counts = np.append(counts, len(parent) - counts.sum())
         per_batch = np.maximum(1, per_batch)
         plan = Budget.of(per_batch, counts[:-1], arguments.align, arguments.drop_remainder)
         return cls(parent, arguments, sizes, classes, counts, plan, per_batch, tops)
@@ -172,7 +166,15 @@ class SizeBatches(Planned):
 
     def _pieces(self, units: Ints, within: Ints, arranged: Arrangement) -> Pieces:
         slots, counts, buckets = self._plan.slots(units, within)
-        return Pieces(counts, arranged.table[slots].astype(np.int64), buckets=buckets)
+        if counts.all():
+            return Pieces(counts, arranged.table[slots].astype(np.int64), buckets=buckets)
+        # A batch without elements has the structure of an element of its bucket.
+        empty, counts = counts == 0, np.maximum(counts, 1)
+        are_kept = np.repeat(~empty, counts)
+        positions = np.empty(len(are_kept), np.int64)
+        positions[are_kept] = arranged.table[slots]
+        positions[~are_kept] = arranged.table[self._plan.firsts[buckets[empty]]]
+        return Pieces(counts, positions, are_kept - 1, buckets=buckets)
 
     def _build(self, row: Row, index: int) -> Any:
         elements, keys = row.elements, self._arguments.keys
@@ -182,28 +184,26 @@ class SizeBatches(Planned):
                 got = sorted(map(str, element)) if isinstance(element, Mapping) else type(element).__name__
                 raise self._error(row, k, keys[0], f'expected a dict with {list(keys)}, got {got!s:.200}')
         others = [{name: value for name, value in element.items() if name not in keys} for element in elements]
-        padded = {key: self._padded(row, key, size, top) for key in keys}
-        stacked = batch_and_pad(others, batch_size=size) if others[0] else {}
+        begins = row.wanted.begins
+        count = 0 if begins is not None and begins[0] < 0 else len(elements)
+        padded = {key: self._padded(row, key, (size, top), count) for key in keys}
+        stacked = combine([stack(others)], lambda leaves: _extended(leaves[0], count, size))
         batch = {key: padded[key] if key in padded else stacked[key] for key in elements[0]}
         sizes = np.zeros(size, np.int64)
-        sizes[: len(elements)] = row.wanted.sizes[0]
+        sizes[:count] = row.wanted.sizes[0][:count]
         return {**batch, f'{keys[0]}_sizes': sizes}
 
-    def _padded(self, row: Row, key: str, size: int, top: int) -> NDArray[Any]:
+    def _padded(self, row: Row, key: str, shape: tuple[int, int], count: int) -> NDArray[Any]:
         arrays: list[NDArray[Any]] = []
         for k, (element, expected) in enumerate(zip(row.elements, row.wanted.sizes[0].tolist(), strict=True)):
             try:
                 array = np.asarray(element[key])
             except ValueError as error:
                 raise self._error(row, k, key, f'it is not an array: {error}') from error
-            count = len(array) if array.ndim else 1
-            if count != expected:
-                raise self._error(
-                    row,
-                    k,
-                    key,
-                    f'expected {expected} values, as its size says, got {count}: pass the sizes of this dataset',
-                )
+            length = len(array) if array.ndim else 1
+            if length != expected:
+                problem = f'expected {expected} values, as its size says, got {length}: pass the sizes of this dataset'
+                raise self._error(row, k, key, problem)
             if arrays and (array.dtype != arrays[0].dtype or array.shape[1:] != arrays[0].shape[1:]):
                 first = arrays[0]
                 raise self._error(
@@ -212,12 +212,23 @@ class SizeBatches(Planned):
                     f'{array.dtype} of {shape_of(array.shape[1:])}',
                 )  # fmt: skip
             arrays.append(array)
-        out = memory_for((size, top, *arrays[0].shape[1:]), arrays[0].dtype)
-        for k, array in enumerate(arrays):
-            out[k, : len(array)], out[k, len(array) :] = array, 0
-        out[len(arrays) :] = 0
+        out = memory_for((*shape, *arrays[0].shape[1:]), arrays[0].dtype)
+        for k, array in enumerate(arrays[:count]):
+            length = len(array) if array.ndim else 1
+            out[k, :length], out[k, length:] = array, 0
+        out[count:] = 0
         return out
 
     def _error(self, row: Row, k: int, key: str, problem: str) -> DatapointError:
         at = self.index_in_source(int(row.wanted.documents[k]))
         return DatapointError(f'batch_by_size: index {at}: {key!r}: {problem}', key=key, index=at)
+
+
+def _extended(rows: Any, count: int, size: int) -> Any:
+    """Return the first stacked values of a key, with zeros or empty texts in the rows without an element."""
+    if not isinstance(rows, np.ndarray) or count == size:
+        return rows
+    missing = np.zeros((size - count, *rows.shape[1:]), rows.dtype)
+    if rows.dtype == object:
+        missing[...] = type(rows[0])() if isinstance(rows[0], str | bytes) else None
+    return concatenate([rows[:count], missing])
