@@ -1,8 +1,8 @@
 """Read datasets of either layout. docs/format.md describes the files."""
 
 import abc
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Self, SupportsIndex, overload
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Final, Self, SupportsIndex, overload
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from granular.aio.stores.fanout import once_more
 from granular.errors import InvalidArgumentError
 from granular.indexing import Ints, index_of, indices_of
 from granular.metrics import timing
+
+# Types of values of any kind, of which some may be None.
+_ANY: Final = ('msgpack', 'json', 'tree')
 
 
 class DatapointReader(PinnedSource[Datapoint_co]):
@@ -210,6 +213,14 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         raise InvalidArgumentError(
             f'{self._name}: the sizes of key {key!r}, of type {field.kind!r}, are not known: write them as a key of '
             f"type 'int', and pass the name of that key as sizes="
+        )
+
+    async def _nullable_keys(self, mask: Collection[str] | None) -> frozenset[str]:
+        await self._ensure_open()
+        return frozenset(
+            field.key
+            for field in fields_read(self)
+            if field.kind in _ANY and field.fn is formats.decoders[field.kind] and (mask is None or field.key in mask)
         )
 
     async def _reading(self) -> tuple[int, bool]:
