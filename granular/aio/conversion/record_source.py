@@ -24,6 +24,7 @@ from granular.aio.datasources.detect import CLASSES, has_shards, refuse_packed, 
 from granular.aio.datasources.detect import open as open_dataset
 from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, no_split, of_pattern
 from granular.aio.datasources.discovery.names import ENDINGS, IMAGE_ENDINGS, IMAGE_SUFFIXES, kind_of
+from granular.aio.datasources.megatron.source import index_beside
 from granular.aio.datasources.parquet.source import (
     ParquetDataSource,
     arrow_types,
@@ -51,7 +52,7 @@ from granular.config import MiB
 from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.indexing import Ints
 
-Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'images', 'huggingface', 'granular']
+Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'megatron', 'images', 'huggingface', 'granular']
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
 
 _ENDINGS: Final = (*ENDINGS, '.arrow')
@@ -268,7 +269,11 @@ async def _open_address(path: Path, reading: Reading) -> RecordSource:
         if not found.entries or found.format == 'images':
             raise _unknown([*found.paths, *(found.base / name for name in found.left_out)])
         return await _open_found(found, reading)
-    if not (await path.stat()).is_dir:
+    stat = await path.store.find(path.key)
+    is_file = stat is not None and not stat.is_dir
+    if (is_file or stat is None) and not kind_of(path.name) and (index := await index_beside(path)) is not None:
+        path, is_file = index, True
+    if is_file or not (await path.stat()).is_dir:
         if reading.split is not None:
             raise no_split(f'{path}')
         return await _open_list([path], f'{path}', reading)

@@ -2,7 +2,7 @@
 
 import abc
 import weakref
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final, NamedTuple, Self, SupportsIndex, overload
 
 import numpy as np
@@ -13,7 +13,8 @@ from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
-from granular.aio.bags.records import FEW, Adjacent, proofs_of
+from granular.aio.bags.records import FEW, Adjacent
+from granular.aio.datasets.array_table import ArrayTable, record_sizes
 from granular.aio.datasets.codec import Decoders, Field, raw
 from granular.aio.datasets.columns import (
     Choice,
@@ -29,11 +30,14 @@ from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Store
+from granular.aio.stores.fanout import once_more
+from granular.errors import InvalidArgumentError
 from granular.indexing import Ints, cut_into, index_of, indices_of
 from granular.metrics import timing
 
@@ -48,7 +52,7 @@ class Located(NamedTuple):
     counts: Ints
     indices: Ints
     order: Ints | None  # of the datapoints that were asked for; None for this one
-    check: Coroutine[Any, Any, Any] | None  # which fails if a shard is not the one that is expected
+    is_proven: bool  # False if they are still to be compared with an index
 
 
 # Types of values of any kind, of which some may be None.
@@ -78,6 +82,10 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         """The columns of the dataset, or of its first shard."""
 
     @abc.abstractmethod
+    def _all_columns(self) -> list[Columns]:
+        """Return the columns of the dataset, or of each shard."""
+
+    @abc.abstractmethod
     def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
         """Return the dataset or shard that holds an index, and the position in it."""
 
@@ -86,6 +94,10 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         """Return the values of datapoints, at least one, by field; and the position of each datapoint in what was
         requested, None if they are in that order.
         """
+
+    @abc.abstractmethod
+    async def _prove(self, positions: Ints) -> None:
+        """Compare what datapoints are read from with the index that it was opened by, if that is still to be done."""
 
     @abc.abstractmethod
     def _size(self, mask: Mask) -> int:
@@ -202,8 +214,38 @@ class DatapointReader(PinnedSource[Datapoint_co]):
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""
         await self._ensure_open()
-        columns, position = self._find(index)
-        return await columns.available(position)
+        position = index_of(index, len(self), self._name)
+        await self._prove(np.array([position]))
+        columns, number = self._find(position)
+        return await columns.available(number)
+
+    async def sizes(self, key: str) -> Ints:
+        """Return the size of a value in each datapoint, without reading the values.
+
+        ::
+
+            sizes = await reader.sizes('tokens')  # int64, of shape (len(reader),)
+
+        Of arrays it is the length, which follows from the limits of the records and the dtype of the first array; of
+        sequences (types such as ``utf8[]``) the number of values; of texts and raw bytes the bytes.
+
+        Raises:
+          UnknownKeyError: a ``KeyError``, for a key that is not in the spec.
+          InvalidArgumentError: for a type whose sizes are not known, or arrays of several dtypes or shapes.
+        """
+        await self._ensure_open()
+        await self._prove(np.arange(len(self)))
+        shards = self._all_columns()
+        (choice,) = shards[0].choose((key,))
+        field = choice.field
+        if field.many or field.kind == 'utf8' or (field.fn is raw and field.kind != 'array'):
+            return (await once_more(shards[0].is_remote, lambda: record_sizes(shards, key)))[1]
+        if field.kind == 'array':
+            return (await ArrayTable.read(shards, key)).counts
+        raise InvalidArgumentError(
+            f'{self._name}: the sizes of key {key!r}, of type {field.kind!r}, are not known: write them as a key of '
+            f"type 'int', and pass the name of that key as sizes="
+        )
 
     async def _nullable_keys(self, mask: Collection[str] | None) -> frozenset[str]:
         await self._ensure_open()
@@ -242,6 +284,8 @@ class DatasetReader(DatapointReader[Datapoint_co]):
             labels = await reader.fetch([3, 1, 41], mask=('label',))
     """
 
+    _compared: Callable[[], Coroutine[Any, Any, Dataset]] | None = None  # returns it once compared with an index
+
     def __init__(
         self,
         directory: AnyPath,
@@ -267,12 +311,10 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         return Identity.of([self.directory.store], self._dataset.files())
 
     async def _identify(self) -> None:
-        # A cache that has all values reads nothing, and would not notice that the dataset was replaced.
-        proofs = proofs_of(self._dataset.columns.all_bags.values())
-        await gather([proof.take() for proof in proofs if proof.is_missing])
+        await self._dataset.identify()
 
     def identity(self) -> tuple[Any, ...]:
-        versions = {key: bag.versions for key, bag in self._dataset.columns.all_bags.items()}
+        versions = {key: bag.identity().told for key, bag in self._dataset.columns.all_bags.items()}
         keys = [choice.field.key for choice in self._dataset.columns.choices]
         return self.directory.store.fingerprint, self._name, self.spec, versions, keys
 
@@ -319,24 +361,36 @@ class DatasetReader(DatapointReader[Datapoint_co]):
     def _first(self) -> Columns:
         return self._dataset.columns
 
+    def _all_columns(self) -> list[Columns]:
+        return [self._dataset.columns]
+
     def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
         columns = self._dataset.columns
         return columns, index_of(index, columns.length, self._name)
 
+    async def _prove(self, positions: Ints) -> None:
+        if self._compared is not None:
+            self._dataset = (await self._compared()).copy()
+            self._compared = None
+
     async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
+        await self._prove(positions)
         return await read_columns(Picks.of(self._dataset.columns, positions), choices), None
 
     def _locate(self, positions: Ints) -> Located:
-        return Located([self._dataset.columns], np.array([len(positions)]), positions, None, None)
+        return Located([self._dataset.columns], np.array([len(positions)]), positions, None, self._compared is None)
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same dataset that shares its caches."""
         return self._copied(_dataset=self._dataset.copy())
 
 
-def reader_of(dataset: Dataset, options: OpenOptions) -> DatasetReader:
+def reader_of(
+    dataset: Dataset, options: OpenOptions, compared: Callable[[], Coroutine[Any, Any, Dataset]] | None = None
+) -> DatasetReader:
+    """Return a reader of an open dataset; ``compared`` returns it, before its first read, once it was compared."""
     reader = DatasetReader(dataset.directory, **options._asdict())
-    reader._dataset, reader._state = dataset.copy(), 'open'
+    reader._dataset, reader._state, reader._compared = dataset.copy(), 'open', compared
     return reader
 
 
@@ -377,8 +431,10 @@ async def fetch_buffers(
 ) -> dict[str, list[Any] | Adjacent]:
     """Return the values of consecutive datapoints as ``read_buffers`` does."""
     await ensure_open(reader)
+    positions = indices_of(indices, len(reader), reader._name)
+    await reader._prove(positions)
     columns = columns_of(reader)
-    return await read_buffers(columns, indices_of(indices, columns.length, columns.name), columns.choose(mask))
+    return await read_buffers(columns, positions, columns.choose(mask))
 
 
 async def _fetch_together(
@@ -388,14 +444,17 @@ async def _fetch_together(
     choices = readers[0]._first.choose(mask)
     positions = [indices_of(own, len(reader), reader._name) for reader, own in zip(readers, indices, strict=True)]
     located = [reader._locate(own) for reader, own in zip(readers, positions, strict=True)]
-    checks = [each.check for each in located if each.check is not None]
+    if unproven := [i for i, each in enumerate(located) if not each.is_proven]:
+        await to_loop()
+        await gather([readers[i]._prove(positions[i]) for i in unproven])
+        for i in unproven:
+            located[i] = readers[i]._locate(positions[i])
     picks = Picks.of_several(
         [columns for each in located for columns in each.columns],
         np.concatenate([each.counts for each in located]),
         np.concatenate([each.indices for each in located]),
     )
-    reading = read_columns(picks, choices)
-    values = (await gather([reading, *checks]))[0] if checks else await reading
+    values = await read_columns(picks, choices)
     totals = [len(own) for own in positions]
     firsts = np.cumsum([0, *totals])
     orders = [

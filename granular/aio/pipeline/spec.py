@@ -32,8 +32,8 @@ class ShapeDtypeStruct:
 
     ::
 
-        spec = granular.get_element_spec(dataset)
-        granular.ShapeDtypeStruct(shape=(64, 32, 32, 3), dtype=np.dtype('uint8'))
+        spec = granular.grain.experimental.get_element_spec(dataset)
+        granular.grain.experimental.ShapeDtypeStruct(shape=(64, 32, 32, 3), dtype=np.dtype('uint8'))
 
     Attributes:
       shape: the lengths of its axes; None for one that differs between elements.
@@ -136,7 +136,8 @@ def _checked(spec: Any, output_spec: Any) -> Any:
     def check(leaves: Any) -> Any:
         if isinstance(leaves[0], type) or not (hasattr(leaves[0], 'shape') and hasattr(leaves[0], 'dtype')):
             raise InvalidArgumentError(
-                f'{name_of(output_spec)}.output_spec: expected a granular.ShapeDtypeStruct(shape, dtype) for each '
+                f'{name_of(output_spec)}.output_spec: expected a '
+                'granular.grain.experimental.ShapeDtypeStruct(shape, dtype) for each '
                 f'leaf, got {leaves[0]!r:.100}'
             )
         return leaves[0]

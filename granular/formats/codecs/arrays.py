@@ -113,11 +113,11 @@ def decode_npy(buffer: Buffer) -> NDArray[Any]:
         raise DecodeError(f'{len(buffer)} bytes are not a file of numpy.save: {error}') from error
 
 
-def array_head(dtype: np.dtype[Any], count: int) -> bytes:
-    """Return the bytes before the data of an encoded array of one dimension."""
-    size = count * dtype.itemsize
+def array_head(dtype: np.dtype[Any], count: int, shape: tuple[int, ...] = ()) -> bytes:
+    """Return the bytes before the data of an encoded array of so many values of a shape."""
+    size = count * math.prod(shape) * dtype.itemsize
     tag, width = (b'\xc4', 1) if size < 1 << 8 else (b'\xc5', 2) if size < 1 << 16 else (b'\xc6', 4)
-    head: bytes = b'\x93' + msgpack.packb(dtype_text(dtype)) + msgpack.packb([count])
+    head: bytes = b'\x93' + msgpack.packb(dtype_text(dtype)) + msgpack.packb([count, *shape])
     return head + tag + size.to_bytes(width, 'big')
 
 
@@ -132,16 +132,16 @@ def parse_array_head(start: Buffer) -> tuple[np.dtype[Any], tuple[int, ...], int
     return dtype, tuple(shape), unpacker.tell()
 
 
-def array_counts(sizes: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[np.int64]:
-    """Return how many values encoded arrays of one dimension have, by their bytes; -1 if no such array has this size.
+def array_counts(sizes: NDArray[np.int64], dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> NDArray[np.int64]:
+    """Return how many values of a shape encoded arrays have, by their bytes; -1 if no such array has this size.
 
     The bytes before the data grow with the number of values, so each size belongs to one number at most.
     """
     counts = np.full(len(sizes), -1, np.int64)
-    shortest = len(array_head(dtype, 0))
+    shortest, step = len(array_head(dtype, 0, shape)), math.prod(shape) * dtype.itemsize
     for head in range(shortest, shortest + 12):
-        candidates, left = np.divmod(sizes - head, dtype.itemsize)
-        data = candidates * dtype.itemsize
+        candidates, left = np.divmod(sizes - head, step)
+        data = candidates * step
         grown = np.searchsorted([1 << 7, 1 << 8, 1 << 16, 1 << 32], candidates, side='right')
         width = (
             np.array([0, 1, 2, 4, 8])[grown]

@@ -38,6 +38,7 @@ class Element(Node):
     """A function of each datapoint. None passes through unchanged."""
 
     divides = True
+    elementwise = True
     keeps_turns = True
     _doing = 'transforming'
 

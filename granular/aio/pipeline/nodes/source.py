@@ -75,6 +75,7 @@ class Source(abc.ABC):
     sparse = False
     unlisted = False  # True if it has the description of its parent, and is not listed beside it
     passes_epochs = False  # True if an epoch of it is made of the same epoch of its parents
+    elementwise = False  # True if each datapoint is computed of the one at the same index of its parent
     varies = False  # True if it chooses other elements of its parents in each epoch, or in another order
     kept = False  # True if it chooses in each epoch as in the first one, because ``in_first_epoch`` made it
     parents: 'tuple[Source, ...]' = ()
@@ -144,6 +145,10 @@ class Source(abc.ABC):
 
     def stored_nbytes(self) -> float | None:
         """Return the mean size in bytes of a datapoint, as it is stored, or None if it is unknown."""
+        return None
+
+    async def measure(self, path: Sequence[str]) -> Ints | None:
+        """Return the sizes of the value at a path of keys, one for each datapoint; None if they are not known."""
         return None
 
     def record_time(self, count: int, seconds: float) -> None:

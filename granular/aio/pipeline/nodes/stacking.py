@@ -226,7 +226,7 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
 
         import functools
 
-        pad = functools.partial(granular.batch_and_pad, batch_size=64)
+        pad = functools.partial(granular.grain.experimental.batch_and_pad, batch_size=64)
         batches = dataset.batch(64, batch_fn=pad)
 
     Args:
@@ -241,7 +241,8 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
     if not isinstance(values, Sequence | np.ndarray):
         raise InvalidArgumentError(
             f'batch_and_pad: expected a list of elements, got {type(values).__name__}: pass it as batch_fn: '
-            f'batch({batch_size}, batch_fn=functools.partial(granular.batch_and_pad, batch_size={batch_size}))'
+            f'batch({batch_size}, batch_fn=functools.partial('
+            f'granular.grain.experimental.batch_and_pad, batch_size={batch_size}))'
         )
     if not 0 < len(values) <= batch_size:
         raise DatapointError(f'batch_and_pad: cannot combine {len(values)} elements into a batch of {batch_size}')
