@@ -156,6 +156,11 @@ def array_record_of(folder, name):
     return folder / 'a.array_record'
 
 
+def megatron_of(folder, dtype):
+    granular.convert([np.arange(i % 3 + 1, dtype=dtype) for i in range(COUNT)], folder / 'a.idx')
+    return folder / 'a.idx'
+
+
 def keyed(record):
     return {'data': record}
 
@@ -172,6 +177,7 @@ CASES = {
     **{('parquet', kind): (lambda folder, kind=kind: parquet_of(folder, kind), None) for kind in KINDS},
     ('tar', 'members'): (tar_of, None),
     ('tfrecord', 'features'): (tfrecord_of, features),
+    **{('idx', dtype): (lambda folder, dtype=dtype: megatron_of(folder, dtype), None) for dtype in ('uint16', 'int64')},
     **{('array_record', name): (lambda folder, name=name: array_record_of(folder, name), keyed) for name in RECORDS},
 }
 
