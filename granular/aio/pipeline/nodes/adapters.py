@@ -211,15 +211,16 @@ class Fetching(_Adapter):
         try:
             parts = await fetch_together([source.root for source in sources], indices, self._mask)
         except Exception as error:
-            # Alone, each reads again what was replaced, and tells apart the datapoints that fail.
-            if not isinstance(error, ObjectChangedError | NotFoundError) and not (
-                capturing.get() and of_datapoint(error)
-            ):
+            is_captured = capturing.get() and of_datapoint(error)
+            if not is_captured and not isinstance(error, ObjectChangedError | NotFoundError):
                 raise
-            return await gather([source.fetch(own) for source, own in zip(sources, indices, strict=True)])
-        for source, datapoints in zip(sources, parts, strict=True):
-            source._count(datapoints)
-        return parts
+        else:
+            for source, datapoints in zip(sources, parts, strict=True):
+                source._count(datapoints)
+            return parts
+        # Alone, each reads again what was replaced, and tells apart the datapoints that fail.
+        await to_loop()
+        return await gather([source.fetch(own) for source, own in zip(sources, indices, strict=True)])
 
     def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]:
         options: dict[str, Any] = {} if self._mask is None else {'mask': self._mask}

@@ -53,10 +53,15 @@ class SourceChoice(Node):
         """Return, for each index, the number of the source and the index in that source."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        owners, inner = await offload(self._chosen, np.asarray(indices, np.int64))
+        steps = np.asarray(indices, np.int64)
+        groups, parts = await offload(self._find, steps)
+        return placed(groups, await _fetch_parts(parts), len(steps))
+
+    def _find(self, indices: Ints) -> tuple[list[tuple[int, Ints]], list[tuple[Source, Ints]]]:
+        """Return the owners with their positions, and what is read of each: its source, and the indices in that."""
+        owners, inner = self._chosen(indices)
         groups = grouped(owners)
-        parts = [await looked_up(self.parents[owner], inner[positions]) for owner, positions in groups]
-        return placed(groups, await _fetch_parts(parts), len(owners))
+        return groups, [looked_up(self.parents[owner], inner[positions]) for owner, positions in groups]
 
     def _chosen(self, indices: Ints) -> tuple[Ints, Ints]:
         if not self.kept:

@@ -49,14 +49,16 @@ class IndexNode(Node):
         source, steps = look_up(self.parents[0], self._lookup(np.asarray(indices, np.int64)))
         return await source.fetch(steps)
 
-    async def chosen(self, indices: Ints) -> Ints | None:
-        """Return the indices of the source at these; None if ``fetch`` does more than to look them up."""
+    def chosen(self, indices: Ints) -> Ints | None:
+        """Return the indices of the source at these; None if ``fetch`` does more than to look them up. It may take as
+        long as a user's order.
+        """
         return self._lookup(indices) if type(self).fetch is IndexNode.fetch else None
 
 
-async def looked_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
+def looked_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
     """Return the next source that does more than to map indices, and its indices, also behind a shuffle."""
-    while isinstance(source, IndexNode) and (inner := await source.chosen(indices)) is not None:
+    while isinstance(source, IndexNode) and (inner := source.chosen(indices)) is not None:
         source, indices = source.parents[0], inner
     return source, indices
 
@@ -166,20 +168,18 @@ class Shuffle(IndexNode):
         check_not_empty(self, length, steps)
         if isinstance(self.order, Blocks) and isinstance(source, BlockBuffer) and len(steps):
             await source.read_ahead(self.order, self.seed, steps, self.endless)
-        source, steps = look_up(source, await self._ordered(steps))
+        if all(self.order.is_ready(length, self.seed, epoch) for epoch in _epochs_of(steps, length)):
+            steps = call_user(self._lookup, steps)
+        else:
+            steps = await offload(self._lookup, steps)
+        source, steps = look_up(source, steps)
         return await source.fetch(steps)
 
-    async def chosen(self, indices: Ints) -> Ints | None:
+    def chosen(self, indices: Ints) -> Ints | None:
         if isinstance(self.parents[0], BlockBuffer):
             return None
         check_not_empty(self, len(self), indices)
-        return await self._ordered(self._steps(indices))
-
-    async def _ordered(self, steps: Ints) -> Ints:
-        length = len(self)
-        if all(self.order.is_ready(length, self.seed, epoch) for epoch in _epochs_of(steps, length)):
-            return call_user(self._lookup, steps)
-        return await offload(self._lookup, steps)
+        return self._lookup(self._steps(indices))
 
     def _lookup(self, indices: Ints) -> Ints:
         return shuffled(indices, len(self), self.order, self.seed)
