@@ -156,6 +156,12 @@ def array_record_of(folder, name):
     return folder / 'a.array_record'
 
 
+def megatron_of(folder, dtype):
+    documents = [{'tokens': np.arange(i % 4, dtype=dtype)} for i in range(COUNT)]
+    granular.convert(granular.MapDataset.source(documents), folder / 'a.idx')
+    return folder / 'a.idx'
+
+
 def keyed(record):
     return {'data': record}
 
@@ -173,6 +179,7 @@ CASES = {
     ('tar', 'members'): (tar_of, None),
     ('tfrecord', 'features'): (tfrecord_of, features),
     **{('array_record', name): (lambda folder, name=name: array_record_of(folder, name), keyed) for name in RECORDS},
+    **{('idx', dtype): (lambda folder, dtype=dtype: megatron_of(folder, dtype), None) for dtype in ('uint16', 'int32')},
 }
 
 
