@@ -157,7 +157,8 @@ def array_record_of(folder, name):
 
 
 def megatron_of(folder, dtype):
-    granular.convert([np.arange(i % 3 + 1, dtype=dtype) for i in range(COUNT)], folder / 'a.idx')
+    documents = [{'tokens': np.arange(i % 4, dtype=dtype)} for i in range(COUNT)]
+    granular.convert(granular.MapDataset.source(documents), folder / 'a.idx')
     return folder / 'a.idx'
 
 
@@ -177,8 +178,8 @@ CASES = {
     **{('parquet', kind): (lambda folder, kind=kind: parquet_of(folder, kind), None) for kind in KINDS},
     ('tar', 'members'): (tar_of, None),
     ('tfrecord', 'features'): (tfrecord_of, features),
-    **{('idx', dtype): (lambda folder, dtype=dtype: megatron_of(folder, dtype), None) for dtype in ('uint16', 'int64')},
     **{('array_record', name): (lambda folder, name=name: array_record_of(folder, name), keyed) for name in RECORDS},
+    **{('idx', dtype): (lambda folder, dtype=dtype: megatron_of(folder, dtype), None) for dtype in ('uint16', 'int32')},
 }
 
 
