@@ -66,6 +66,13 @@ def test_documents_have_the_tokens_of_their_sequences(root):
             source[0, ('mode',)]
 
 
+def test_changes_of_a_datapoint_do_not_change_the_source(tmp_path):
+    with granular.open(write(granular.Path(tmp_path), 'x', SEQUENCES, ENDS, MODES)) as source:
+        for key in ('lengths', 'modes'):
+            source[0][key][:] = 9
+        assert plain(source[0]) == DOCUMENTS[0]
+
+
 def test_sequences_are_datapoints_where_they_are_asked_for(root):
     root.mkdir(parents=True, exist_ok=True)
     with granular.open(write(root, 'x', SEQUENCES, ENDS, MODES), sequences=True) as source:
