@@ -88,4 +88,6 @@ def open(  # noqa: A001
 ) -> Opened:
     opening = detect.open(path, decoders, format=format, split=split, fs=fs, **options)
     counterpart = run(opening.coroutine, immediate=True)
+    if not type(counterpart).__module__.startswith('granular.'):  # of another package
+        return cast(Opened, counterpart)
     return cast(Opened, reopened(_CLASSES[type(counterpart).__name__], counterpart))

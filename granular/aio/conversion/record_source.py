@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
@@ -35,6 +34,8 @@ from granular.aio.datasources.parquet.source import (
 )
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
+from granular.aio.datasources.webdataset.members import type_of_members
+from granular.aio.datasources.webdataset.source import KEY, fields_with_gaps
 from granular.aio.execution.prefetch import END
 from granular.aio.paths.copy import in_one_store, is_within
 from granular.aio.paths.path import Path, is_pattern
@@ -375,7 +376,7 @@ async def _open_format(files: Files, format: str, reading: Reading) -> RecordSou
         return await _open_examples(files)
     options: dict[str, Any] = {}
     if format == 'webdataset':
-        options['decoders'] = _TEXTS
+        options['decoders'] = _MEMBERS
     elif format == 'parquet':
         options['hive'] = reading.hive
     opened: Any = CLASSES[format](files, **options)
@@ -384,6 +385,10 @@ async def _open_format(files: Files, format: str, reading: Reading) -> RecordSou
     source = RecordSource(files.name, format, adapters.convert(opened), opened=opened, images=images)
     if format == 'parquet':
         source.columns = await _columns_of_parquet(opened)
+    elif format == 'webdataset':
+        gaps = fields_with_gaps(opened)
+        names = [name for name in opened.fields if name != KEY]
+        source.columns = {name: Column(type_of_members(name), name in gaps) for name in names}
     return source
 
 
@@ -411,19 +416,13 @@ async def _open_examples(files: Files) -> RecordSource:
     return RecordSource(name, 'tfrecord', Map(adapters.convert(opened), values), opened=opened)
 
 
-def _class(data: bytes) -> int | str:
-    text = formats.decode_utf8(data).strip()
-    return int(text) if re.fullmatch(r'-?[0-9]{1,38}', text) else text
-
-
 def _json(data: bytes) -> JSONText:
     return JSONText(formats.decode_utf8(data))
 
 
-# The decoders of files in WebDataset tars that are not bytes, by suffix.
-_TEXTS: Final = {
-    'cls': _class, 'cls2': _class, 'index': _class, 'txt': formats.decode_utf8, 'text': formats.decode_utf8,
-    'json': _json, 'npy': NumpyFile,
+# What decodes members of tar files: as for a reader, but files stay what they are.
+_MEMBERS: Final[Mapping[str, Any]] = {
+    **{kind: formats.decoders[kind] for kind in ('utf8', 'int', 'msgpack')}, 'json': _json, 'npy': NumpyFile,
 }  # fmt: skip
 
 

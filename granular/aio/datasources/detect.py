@@ -1,12 +1,14 @@
 """Find out the format of files, and open their reader."""
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from granular import formats
 from granular._other_names import answering
+from granular._plugins import plugin
 from granular._words import counted
 from granular.aio.bags.reader import BagReader
 from granular.aio.datasets.index import index_path
@@ -25,6 +27,7 @@ from granular.aio.datasources.webdataset.source import WebDatasetDataSource
 from granular.aio.paths.path import Path, has_optional, is_pattern
 from granular.aio.runtime.lifecycle import ensure_open, opening
 from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.threads import offload
 from granular.aio.stores import Entry
 from granular.aio.stores.local.writing import final_name
 from granular.errors import AccessDeniedError, InvalidArgumentError, NotFoundError
@@ -81,6 +84,7 @@ async def open(  # noqa: A001
     ``*.idx`` beside ``*.bin``                              `MegatronDataSource`
     ======================================================  =======================
 
+    Other packages can add formats by the suffix of names (``granular.sources``, an entry point).
     The last five are also opened from a folder that has files of one of these formats, at any depth, from a pattern
     such as ``s3://bucket/train-*.tar``, ``train-{000..127}.tar`` or ``{a,b}.tar``, and from a sequence of files;
     several files are sorted by name, unless they are given as a sequence. What exists under a name such as ``x[1].tar``
@@ -102,6 +106,8 @@ async def open(  # noqa: A001
       InvalidArgumentError: if there are files of several formats, splits or generations, or the reader does not take an
         option.
     """
+    if (opener := _of_others(path, format)) is not None:
+        return await offload(functools.partial(opener, path, **options))
     if format is not None and format not in CLASSES:
         raise InvalidArgumentError(f'format: expected one of {", ".join(CLASSES)}, got {format!r:.100}')
     _refuse_options(path, options)
@@ -135,6 +141,15 @@ async def open(  # noqa: A001
             return await _open(BagReader, folder, decoders, options)
         return await _open_files([folder], f'{folder}', format, decoders, options)
     return await _open_folder(folder, format, split, decoders, options)
+
+
+def _of_others(path: Paths, format: str | None) -> Any:
+    """Return the function of another package that opens files of a format, or with the suffix of a name."""
+    if format is not None or isinstance(path, list | tuple):
+        return None if format is None or format in CLASSES else plugin('granular.sources', format)
+    name = Path(path).name
+    suffix = '' if format_of(name) else Path(path).suffix.removeprefix('.')
+    return None if suffix in ('', 'bag') else plugin('granular.sources', suffix)
 
 
 def _refuse_options(path: Paths, options: Mapping[str, Any]) -> None:

@@ -125,7 +125,7 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     def identity(self) -> tuple[Any, ...]:
         """Return the files in order, each by store, address, bytes and version."""
         return tuple(
-            (path.store.fingerprint, str(path), index.size, index.identity.told)
+            (path.store.fingerprint, str(path), *index.identity.told)
             for path, index in zip(self._data_paths, self._file_indices, strict=True)
         )
 
