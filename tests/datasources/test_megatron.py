@@ -119,6 +119,15 @@ def test_sizes_are_those_of_the_datapoints_and_nothing_is_read(fakegcs):
             source.sizes('mode')
 
 
+@pytest.mark.parametrize('strategy', ['best_fit', 'concat_then_split'])
+def test_rows_are_planned_by_the_sizes(tmp_path, strategy):
+    tokens = np.split(np.arange(1, 5001), np.cumsum(np.random.default_rng(0).integers(1, 90, 100)))
+    with granular.open(write(granular.Path(tmp_path), 'x', tokens)) as source:
+        rows = granular.MapDataset.source(source).shuffle(seed=1).pack({'tokens': 5000}, strategy=strategy)
+        packed = np.concatenate([row['tokens'][row['tokens_segment_ids'] > 0] for row in rows])
+    assert sorted(packed.tolist()) == [*range(1, 5001)]
+
+
 async def test_sizes_are_awaited_in_the_async_api(tmp_path):
     path = write(granular.Path(tmp_path), 'x', SEQUENCES, ENDS)
     async with aio.MegatronDataSource(path) as source:
