@@ -66,6 +66,13 @@ def test_documents_have_the_tokens_of_their_sequences(root):
             source[0, ('mode',)]
 
 
+def test_changes_of_a_datapoint_do_not_change_the_source(tmp_path):
+    with granular.open(write(granular.Path(tmp_path), 'x', SEQUENCES, ENDS, MODES)) as source:
+        for key in ('lengths', 'modes'):
+            source[0][key][:] = 9
+        assert plain(source[0]) == DOCUMENTS[0]
+
+
 def test_sequences_are_datapoints_where_they_are_asked_for(root):
     root.mkdir(parents=True, exist_ok=True)
     with granular.open(write(root, 'x', SEQUENCES, ENDS, MODES), sequences=True) as source:
@@ -110,6 +117,15 @@ def test_sizes_are_those_of_the_datapoints_and_nothing_is_read(fakegcs):
         assert source.sizes('tokens').tolist() == [3, 0, 1, 2, 1, 1]
         with pytest.raises(UnknownKeyError, match="'mode'"):  # a number has no length
             source.sizes('mode')
+
+
+@pytest.mark.parametrize('strategy', ['best_fit', 'concat_then_split'])
+def test_rows_are_planned_by_the_sizes(tmp_path, strategy):
+    tokens = np.split(np.arange(1, 5001), np.cumsum(np.random.default_rng(0).integers(1, 90, 100)))
+    with granular.open(write(granular.Path(tmp_path), 'x', tokens)) as source:
+        rows = granular.MapDataset.source(source).shuffle(seed=1).pack({'tokens': 5000}, strategy=strategy)
+        packed = np.concatenate([row['tokens'][row['tokens_segment_ids'] > 0] for row in rows])
+    assert sorted(packed.tolist()) == [*range(1, 5001)]
 
 
 async def test_sizes_are_awaited_in_the_async_api(tmp_path):

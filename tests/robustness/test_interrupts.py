@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import granular
@@ -249,6 +250,29 @@ def test_what_is_written_is_whole_or_absent_and_is_resumed(name, place, bucket, 
         with contextlib.suppress(AlreadyExistsError):  # it was published before the interrupt
             WRITES[name](granular.Path(tmp_path), root / '0')
         assert contents(root) == expected, number
+
+
+@pytest.mark.parametrize('place', ['disk', 'bucket'])
+def test_interrupted_conversion_to_megatron_leaves_both_files_or_none(place, bucket, proxy, tmp_path, monkeypatch):
+    where = granular.Path(tmp_path) if place == 'disk' else bucket
+    tokens = [np.arange(length, dtype=np.uint16) for length in range(20)]
+
+    def interrupted(root: granular.Path, *numbers: int) -> int:
+        with interrupting(place, proxy, monkeypatch, *numbers) as interrupts:
+            granular.convert(tokens, root / 'x.idx')
+        return interrupts.count
+
+    count, expected = interrupted(where / 'whole'), contents(where / 'whole')
+    assert count > 1
+    for number in range(1, count + 1):
+        root = where / f'{number}'
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(root, number)
+        found = contents(root) if root.exists() else {}
+        assert found in ({}, expected), number
+        if not found:
+            granular.convert(tokens, root / 'x.idx')
+            assert contents(root) == expected, number
 
 
 # --- the end of a call and of a program

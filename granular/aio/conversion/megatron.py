@@ -21,7 +21,9 @@ from granular.aio.pipeline.nodes import adapters
 from granular.aio.pipeline.nodes.source import Source, nbytes
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.progress import ProgressReport
+from granular.aio.runtime.tasks import uncut
 from granular.aio.runtime.threads import offload
+from granular.aio.stores.base import ObjectWriter
 from granular.config import MiB
 from granular.errors import AlreadyExistsError, DatapointError
 
@@ -59,6 +61,7 @@ async def write_tokens(
         if await path.exists():
             raise AlreadyExistsError(f'{path}: exists already: remove it, or write under another name', path=f'{path}')
     report, documents = ProgressReport(progress), _Documents(f'{target}')
+    data_file, index_file = _File(data), _File(index)
     async with contextlib.AsyncExitStack() as stack:
         opened = await stack.enter_async_context(contextlib.aclosing(await _open_values(source, reading)))
         stream = opened.stream(_MOST) if opened.source is None else _chunks(opened.source)
@@ -68,38 +71,66 @@ async def write_tokens(
             await offload(documents.add, await records.take(1))
             count = None if opened.source is None else len(opened)
             return Written(opened.name, opened.format, count, documents.dtype.name, 0)
+
+        async def tokens() -> AsyncGenerator[bytes, None]:
+            while taken := await records.take(_MOST):
+                yield await offload(documents.add, taken)
+                await report.add(len(taken))
+
         if data.store.local:
             await data.parent.mkdir(parents=True, exist_ok=True)
-        writer = await data.store.open_writer(data.key, new=True)
         try:
-            while taken := await records.take(_MOST):
-                await writer.write(await offload(documents.add, taken))
-                await report.add(len(taken))
-            await writer.close()
+            await data_file.write(tokens())
+        except BaseException:
+            if data_file.is_published:  # before the caller was told that it was cancelled
+                await data_file.remove()
+            raise
+        try:
+            await index_file.write(_each(documents.index()))
+        except BaseException as error:
+            # The index may have been published before the caller was cancelled, or the store failed.
+            if not index_file.is_published and (isinstance(error, AlreadyExistsError) or not await index.exists()):
+                await data_file.remove()
+            raise
+    size = data_file.size + index_file.size
+    return Written(opened.name, opened.format, len(documents.ends), documents.dtype.name, size)
+
+
+class _File:
+    """A new file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: ObjectWriter | None = None
+        self.size = 0
+        self.is_published = False
+
+    async def write(self, parts: AsyncGenerator[bytes, None]) -> None:
+        """Write the parts of the file, and publish it; if it fails, it may be published nevertheless."""
+        writer = self._writer = await self._path.store.open_writer(self._path.key, new=True)
+        try:
+            async with contextlib.aclosing(parts):
+                async for part in parts:
+                    await writer.write(part)
+                    self.size += len(part)
+            await uncut(self._publish(writer))
         except BaseException:
             await writer.abort()
             raise
-    try:
-        size = await _write_index(index, documents)
-    except BaseException:
-        if await writer.withdraw() is None:  # no other writer can have replaced it
-            await data.store.delete([data.key])
-        raise
-    return Written(opened.name, opened.format, len(documents.ends), documents.dtype.name, documents.bytes + size)
 
-
-async def _write_index(path: Path, documents: '_Documents') -> int:
-    size = 0
-    writer = await path.store.open_writer(path.key, new=True)
-    try:
-        for part in documents.index():
-            await writer.write(part)
-            size += len(part)
+    async def _publish(self, writer: ObjectWriter) -> None:
         await writer.close()
-    except BaseException:
-        await writer.abort()
-        raise
-    return size
+        self.is_published = True
+
+    async def remove(self) -> None:
+        """Remove the file after it was published."""
+        if self._writer is not None and await self._writer.withdraw() is None:  # no other writer can have replaced it
+            await self._path.store.delete([self._path.key])
+
+
+async def _each(parts: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    while (part := await offload(next, parts, None)) is not None:
+        yield part
 
 
 async def _open_values(source: Any, reading: Reading) -> RecordSource:
@@ -135,15 +166,12 @@ class _Documents:
         self._name = name
         self.dtype = np.dtype(np.int32)
         self.ends = array.array('q')
-        self.bytes = 0
         self._lengths = array.array('q')
         self._modes: array.array[int] | None = None
 
     def add(self, records: Sequence[Any]) -> bytes:
         """Add documents, and return the bytes of their tokens."""
-        data = b''.join([self._add(record) for record in records])
-        self.bytes += len(data)
-        return data
+        return b''.join([self._add(record) for record in records])
 
     def _add(self, record: Any) -> bytes:
         fields = record if isinstance(record, Mapping) else {TOKENS: record}

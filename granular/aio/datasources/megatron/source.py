@@ -162,8 +162,8 @@ class MegatronDataSource(MaskedFiles[Index, Datapoint_co]):
         ]
         columns: dict[str, Callable[[], list[Any]]] = {
             TOKENS: lambda: [np.frombuffer(data, self._dtype) for data in read],
-            LENGTHS: lambda: [index.lengths_of(item) for index, item in found],
-            MODES: lambda: [_modes_of(index)[index.sequences_of(item)] for index, item in found],
+            LENGTHS: lambda: [index.lengths_of(item).copy() for index, item in found],  # a user may change them
+            MODES: lambda: [_modes_of(index)[index.sequences_of(item)].copy() for index, item in found],
             MODE: lambda: [_modes_of(index)[item] for index, item in found],
         }
         return {name: columns[name]() for name in names}
