@@ -263,14 +263,20 @@ class IndexedShards:
                 f'{self._name}: {len(others)} shards are not those in its index, such as {self._shard_name(others[0])}'
             )
 
-    async def _is_indexed(self, position: int, is_changed: bool = False) -> bool:
+    async def _is_indexed(self, position: int) -> bool:
         """Return whether an unchecked shard is the one in the index, or a copy of it, whose versions are read then."""
-        number, seen = int(self._numbers[position]), self.pins.get(position)
-        if not self.moved and not is_changed and await is_shard_unchanged(self.index, self._directory, number):
+        if not self.moved and await self._is_unchanged(position):
             self.unchecked[position] = False
             return True
-        pins = await find_moved(self.index, self._directory, number, seen)
-        if pins is None:
+        return await self._is_moved(position)
+
+    async def _is_unchanged(self, position: int) -> bool:
+        return await is_shard_unchanged(self.index, self._directory, int(self._numbers[position]))
+
+    async def _is_moved(self, position: int) -> bool:
+        number, seen = int(self._numbers[position]), self.pins.get(position)
+        if (pins := await find_moved(self.index, self._directory, number, seen)) is None:
+            self.unchecked[position] = True
             return False
         self._adopt(position, pins)
         return True
@@ -324,18 +330,18 @@ class IndexedShards:
         return bool(stale)
 
     async def _is_replaced(self, position: int) -> bool:
-        is_changed = False
+        was_unchecked = bool(self.unchecked[position])
+        if was_unchecked and not await self._is_indexed(position):
+            return True
+        if was_unchecked and position in self.pins:
+            return False
         try:
             await check_files([file for bag in self[position].columns.all_bags.values() for file in bag.files])
-        except ObjectChangedError:
-            is_changed = True
-        except self._directory.store.absent:
-            is_changed = True
-        if self.unchecked[position]:
-            return not await self._is_indexed(position, is_changed)
-        if is_changed or position in self.pins:
-            return is_changed
-        return not await is_shard_unchanged(self.index, self._directory, int(self._numbers[position]))
+        except GranularError as error:
+            if not isinstance(error, (ObjectChangedError, *self._directory.store.absent)):
+                raise
+            return not was_unchecked or not await self._is_moved(position)
+        return not was_unchecked and position not in self.pins and not await self._is_unchanged(position)
 
     async def _open_again(self, positions: Sequence[int], are_checked: bool) -> None:
         """Open shards by their own tables in place of those in the index, unless another read has done so."""

@@ -262,7 +262,9 @@ class ShardOpener:
         self._shards = shards
         has_extras = bool(set(self._options.cache_keys) - {'refs'}) or self._options.verify
         if shared is None:
-            if stale is not None:
+            if stale is None:
+                shards.moved = bool(moved)
+            else:
                 shards.note_moved(moved)
             if has_extras or stale is None:
                 described = np.flatnonzero((chosen < len(index)) & ~np.isin(chosen, stale if stale is not None else []))
