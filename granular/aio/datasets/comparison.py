@@ -44,8 +44,7 @@ class Compared(NamedTuple):
       numbers: all shards that exist.
       replaced: those with a file of another size than in the index; None if the files were not compared.
       moved: those with files of the same sizes, but of other versions or times, which may be copies; each with the
-        versions of its bags, None if the listing does not report them. If the files were not compared, this may have
-        the first shard alone.
+        versions of its bags, None if the listing does not report them.
     """
 
     numbers: list[int]
@@ -69,8 +68,8 @@ async def compare(index: DatasetIndex, directory: Path) -> Compared:
     """Compare the index with the files of the dataset, as far as few requests can.
 
     On a disk, all files are compared. In a bucket with up to 2,000 objects, all of them are listed. Otherwise, or if
-    they may not be listed, only shards that were added are noticed, and whether the first one was moved; those that
-    were replaced are when they are first read.
+    they may not be listed, only shards that were added are noticed; those that were replaced are when they are first
+    read.
     """
     store = directory.store
     if store.local:
@@ -80,25 +79,11 @@ async def compare(index: DatasetIndex, directory: Path) -> Compared:
     if not store.has_folders and objects <= _LISTED:
         with contextlib.suppress(AccessDeniedError):
             return await _compare_listing(index, directory)
-    has_more, is_unchanged = await gather([_has_shard(directory, len(index)), _is_first_unchanged(index, directory)])
-    numbers = await listed_shards(directory) if has_more else list(range(len(index)))
-    return Compared(numbers, None, {} if is_unchanged else {0: None})
-
-
-async def _has_shard(directory: Path, shard: int) -> bool:
     try:
-        await directory.store.read((directory / shard_name(shard) / 'spec.json').key)
-    except directory.store.absent:
-        return False
-    return True
-
-
-async def _is_first_unchanged(index: DatasetIndex, directory: Path) -> bool:
-    """Return whether the first shard is the one in the index: if it is not, the dataset may be a copy."""
-    try:
-        return await is_shard_unchanged(index, directory, 0)
-    except AccessDeniedError:
-        return True
+        await store.read((directory / shard_name(len(index)) / 'spec.json').key)
+    except store.absent:
+        return Compared(list(range(len(index))), None, {})
+    return Compared(await listed_shards(directory), None, {})
 
 
 def _compare_files(index: DatasetIndex, key: str, count: int) -> tuple[Ints, Mapping[int, Pins | None]]:

@@ -262,9 +262,7 @@ class ShardOpener:
         self._shards = shards
         has_extras = bool(set(self._options.cache_keys) - {'refs'}) or self._options.verify
         if shared is None:
-            if stale is None:
-                shards.moved = bool(moved)
-            else:
+            if stale is not None:
                 shards.note_moved(moved)
             if has_extras or stale is None:
                 described = np.flatnonzero((chosen < len(index)) & ~np.isin(chosen, stale if stale is not None else []))
