@@ -30,7 +30,7 @@ LAYERS = (
     {'aio.__init__': 'the public names of the async API'},
     {'aio.conversion': 'conversion of other formats into sharded datasets'},
     {
-        'aio.datasources': 'ArrayRecord, Parquet, TFRecord and WebDataset files, windows over tokens, and `open`',
+        'aio.datasources': 'files of other formats, windows over tokens, and `open`',
         'aio.caches': 'datapoints in memory, in shared memory, in Redis',
         'aio.transfer': 'copies on the local disk, archives',
     },

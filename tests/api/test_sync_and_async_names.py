@@ -16,7 +16,7 @@ PAIRS = [
     (getattr(granular, name), getattr(aio, name))
     for name in (
         'ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetIterator', 'DatasetReader', 'DatasetWriter',
-        'Loader', 'MapDataset', 'ParquetDataSource', 'Path', 'TFRecordDataSource', 'TokenWindows',
+        'Loader', 'MapDataset', 'MegatronDataSource', 'ParquetDataSource', 'Path', 'TFRecordDataSource', 'TokenWindows',
         'WebDatasetDataSource',
     )
 ] + [
@@ -35,11 +35,13 @@ ONLY_ASYNC = {'abort', 'aclose', 'bags', 'choose', 'get', 'open', 'readers'} | {
     'copy_over',
     'describe',
     'divides',
+    'elementwise',
     'identity',
     'in_first_epoch',
     'keep_selections',
     'keeps_turns',
     'kept',
+    'measure',
     'nbytes',
     'owners',
     'parents',

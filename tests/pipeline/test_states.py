@@ -150,10 +150,7 @@ WRITERS = {
     'shards': write_shards,
     'indexed shards': write_indexed_shards,
     'x.bag': write_bag,
-    **{
-        f'x.{suffix}': lambda path, records, form=form: path.write_bytes(form.of_records(records))
-        for suffix, form in FORMATS.items()
-    },
+    **{f'x.{suffix}': lambda path, records, form=form: form.write(path, records) for suffix, form in FORMATS.items()},
 }
 
 

@@ -1,8 +1,8 @@
 """Read datasets of either layout. docs/format.md describes the files."""
 
 import abc
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Self, SupportsIndex, overload
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Final, Self, SupportsIndex, overload
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import FEW, Adjacent
+from granular.aio.datasets.array_table import ArrayTable, record_sizes
 from granular.aio.datasets.codec import Decoders, Field, raw
 from granular.aio.datasets.columns import (
     Choice,
@@ -31,8 +32,13 @@ from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
+from granular.aio.stores.fanout import once_more
+from granular.errors import InvalidArgumentError
 from granular.indexing import Ints, index_of, indices_of
 from granular.metrics import timing
+
+# Types of values of any kind, of which some may be None.
+_ANY: Final = ('msgpack', 'json', 'tree')
 
 
 class DatapointReader(PinnedSource[Datapoint_co]):
@@ -55,6 +61,10 @@ class DatapointReader(PinnedSource[Datapoint_co]):
     @abc.abstractmethod
     def _first(self) -> Columns:
         """The columns of the dataset, or of its first shard."""
+
+    @abc.abstractmethod
+    def _all_columns(self) -> list[Columns]:
+        """Return the columns of the dataset, or of each shard."""
 
     @abc.abstractmethod
     def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
@@ -177,6 +187,42 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         columns, number = self._find(position)
         return await columns.available(number)
 
+    async def sizes(self, key: str) -> Ints:
+        """Return the size of a value in each datapoint, without reading the values.
+
+        ::
+
+            sizes = await reader.sizes('tokens')  # int64, of shape (len(reader),)
+
+        Of arrays it is the length, which follows from the limits of the records and the dtype of the first array; of
+        sequences (types such as ``utf8[]``) the number of values; of texts and raw bytes the bytes.
+
+        Raises:
+          UnknownKeyError: a ``KeyError``, for a key that is not in the spec.
+          InvalidArgumentError: for a type whose sizes are not known, or arrays of several dtypes or shapes.
+        """
+        await self._ensure_open()
+        await self._prove(np.arange(len(self)))
+        shards = self._all_columns()
+        (choice,) = shards[0].choose((key,))
+        field = choice.field
+        if field.many or field.kind == 'utf8' or (field.fn is raw and field.kind != 'array'):
+            return (await once_more(shards[0].is_remote, lambda: record_sizes(shards, key)))[1]
+        if field.kind == 'array':
+            return (await ArrayTable.read(shards, key)).counts
+        raise InvalidArgumentError(
+            f'{self._name}: the sizes of key {key!r}, of type {field.kind!r}, are not known: write them as a key of '
+            f"type 'int', and pass the name of that key as sizes="
+        )
+
+    async def _nullable_keys(self, mask: Collection[str] | None) -> frozenset[str]:
+        await self._ensure_open()
+        return frozenset(
+            field.key
+            for field in fields_read(self)
+            if field.kind in _ANY and field.fn is formats.decoders[field.kind] and (mask is None or field.key in mask)
+        )
+
     async def _reading(self) -> tuple[int, bool]:
         return self.size, self.directory.store.local
 
@@ -282,6 +328,9 @@ class DatasetReader(DatapointReader[Datapoint_co]):
     @property
     def _first(self) -> Columns:
         return self._dataset.columns
+
+    def _all_columns(self) -> list[Columns]:
+        return [self._dataset.columns]
 
     def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
         columns = self._dataset.columns

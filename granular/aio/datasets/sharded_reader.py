@@ -151,6 +151,9 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
     def _first(self) -> Columns:
         return self._shards[0].columns
 
+    def _all_columns(self) -> list[Columns]:
+        return [dataset.columns for dataset in self._shards]
+
     def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
         position = index_of(index, len(self), self._name)
         shard = int(self._stops.searchsorted(position, side='right'))
@@ -183,7 +186,7 @@ def columns_of_shards(reader: AnyReader) -> list[Columns]:
     if isinstance(reader, DatasetReader):
         return [columns_of(reader)]
     check_open(reader)
-    return [dataset.columns for dataset in reader._shards]
+    return reader._all_columns()
 
 
 def indexed_shards_of(reader: AnyReader) -> IndexedShards | None:

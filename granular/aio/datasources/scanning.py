@@ -35,6 +35,10 @@ class FileIndex(abc.ABC):
     @abc.abstractmethod
     def length(self) -> int: ...
 
+    @property
+    def identity(self) -> FileIdentity:
+        return FileIdentity(self.size, self.version)
+
 
 Index = TypeVar('Index', bound=FileIndex)
 
