@@ -114,17 +114,31 @@ class IndexedShards:
             self._check_spec(dataset)
 
     async def open_like(self, expected: Identity) -> None:
-        """Open the shards by their own tables whose tables a reader told by versions, which the index does not have.
+        """Open the shards by their own tables that a reader found to be others than those in the index, or whose tables
+        it told by versions, which the index does not have.
 
-        Those that the reader found to be copies of those in the index are read in the versions that it told.
+        Those that it found to be copies of those in the index are read in the versions that it told.
         """
+        files, others = expected.files, list[int]()
         if expected.host == Identity.of([self._directory.store], {}).host:
             for i in np.flatnonzero(self.unchecked).tolist():
-                self._adopt_told(i, expected.files)
-        files = expected.files.items()
-        by_version = {file.rpartition('/')[0] for file, told in files if told.table and not told.has_digest}
+                self._adopt_told(i, files)
+            others = [i for i in np.flatnonzero(self.unchecked).tolist() if self._differs(i, files)]
+        by_version = {file.rpartition('/')[0] for file, told in files.items() if told.table and not told.has_digest}
         own = [i for i in range(len(self)) if i not in self.own and self._shard_name(i) in by_version]
-        await self._open_again(own, are_checked=False)
+        own += await self.find_replaced(i for i in others if i not in own)
+        datasets = [self._create(self._shard_name(i)) for i in own]
+        await gather([dataset.open_unchanged() for dataset in datasets])
+        for i, dataset in zip(own, datasets, strict=True):
+            self._check_spec(dataset)
+            self.own[i] = dataset
+            self.unchecked[i] = False
+
+    def _differs(self, position: int, expected: Mapping[str, FileIdentity]) -> bool:
+        """Return whether a reader told other files of a shard than the index has."""
+        name, files = self._shard_name(position), self._identities(position)
+        told = {file: expected.get(f'{name}/{file}') for file in files}
+        return any(one is not None and not one.is_same(files[file]) for file, one in told.items())
 
     def _adopt_told(self, position: int, expected: Mapping[str, FileIdentity]) -> None:
         number, name = int(self._numbers[position]), self._shard_name(position)
