@@ -509,11 +509,12 @@ def test_copied_datasets_are_read_by_their_index(tmp_path, bucket, layout, liste
 @pytest.mark.parametrize(
     ('bucket', 'layout', 'most'), [('seaweed', 'refs', 1), ('seaweed', 'columns', 4)], indirect=['bucket']
 )
-def test_shards_of_a_copy_are_compared_with_few_requests(bucket, layout, most, monkeypatch):
+def test_shards_of_a_copy_are_compared_with_few_requests(bucket, layout, most, monkeypatch, clock):
     """The versions of S3 say that the bytes are the same; what is beside them is read: tables, and once the spec."""
     monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     write(bucket / 'ds', range(80), layout, shardlen=10, index=True)
     (bucket / 'ds').copy(bucket / 'copy')
+    clock()
     with granular.ShardedDatasetReader(bucket / 'copy', granular.decoders) as reader:
         assert reader[0]['a'] == 0
         _, once = count_requests(lambda: reader.fetch([10], ('a',)))

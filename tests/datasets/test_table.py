@@ -31,7 +31,7 @@ SPECS = {
 KEPT = ('none', 'indexed', 'appended')
 """Changes after which a reader that was pickled before reads what it read."""
 CHANGES = (*KEPT, 'replaced', 'resized', 'divided', 'moved', 'moved and resized', 'moved and divided', 'all replaced')
-FAULTS = ('reset', 'status 503', 'after half', 'after cut', 'after reset')
+FAULTS = ('reset', 'status 503', 'after half', 'after reset')
 
 
 def datapoint(rng, layout):

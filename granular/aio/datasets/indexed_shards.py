@@ -114,17 +114,31 @@ class IndexedShards:
             self._check_spec(dataset)
 
     async def open_like(self, expected: Identity) -> None:
-        """Open the shards by their own tables whose tables a reader told by versions, which the index does not have.
+        """Open the shards by their own tables that a reader found to be others than those in the index, or whose tables
+        it told by versions, which the index does not have.
 
-        Those that the reader found to be copies of those in the index are read in the versions that it told.
+        Those that it found to be copies of those in the index are read in the versions that it told.
         """
+        files, others = expected.files, list[int]()
         if expected.host == Identity.of([self._directory.store], {}).host:
             for i in np.flatnonzero(self.unchecked).tolist():
-                self._adopt_told(i, expected.files)
-        files = expected.files.items()
-        by_version = {file.rpartition('/')[0] for file, told in files if told.table and not told.has_digest}
+                self._adopt_told(i, files)
+            others = [i for i in np.flatnonzero(self.unchecked).tolist() if self._differs(i, files)]
+        by_version = {file.rpartition('/')[0] for file, told in files.items() if told.table and not told.has_digest}
         own = [i for i in range(len(self)) if i not in self.own and self._shard_name(i) in by_version]
-        await self._open_again(own, are_checked=False)
+        own += await self.find_replaced(i for i in others if i not in own)
+        datasets = [self._create(self._shard_name(i)) for i in own]
+        await gather([dataset.open_unchanged() for dataset in datasets])
+        for i, dataset in zip(own, datasets, strict=True):
+            self._check_spec(dataset)
+            self.own[i] = dataset
+            self.unchecked[i] = False
+
+    def _differs(self, position: int, expected: Mapping[str, FileIdentity]) -> bool:
+        """Return whether a reader told other files of a shard than the index has."""
+        name, files = self._shard_name(position), self._identities(position)
+        told = {file: expected.get(f'{name}/{file}') for file in files}
+        return any(one is not None and not one.is_same(files[file]) for file, one in told.items())
 
     def _adopt_told(self, position: int, expected: Mapping[str, FileIdentity]) -> None:
         number, name = int(self._numbers[position]), self._shard_name(position)
@@ -263,14 +277,20 @@ class IndexedShards:
                 f'{self._name}: {len(others)} shards are not those in its index, such as {self._shard_name(others[0])}'
             )
 
-    async def _is_indexed(self, position: int, is_changed: bool = False) -> bool:
+    async def _is_indexed(self, position: int) -> bool:
         """Return whether an unchecked shard is the one in the index, or a copy of it, whose versions are read then."""
-        number, seen = int(self._numbers[position]), self.pins.get(position)
-        if not self.moved and not is_changed and await is_shard_unchanged(self.index, self._directory, number):
+        if not self.moved and await self._is_unchanged(position):
             self.unchecked[position] = False
             return True
-        pins = await find_moved(self.index, self._directory, number, seen)
-        if pins is None:
+        return await self._is_moved(position)
+
+    async def _is_unchanged(self, position: int) -> bool:
+        return await is_shard_unchanged(self.index, self._directory, int(self._numbers[position]))
+
+    async def _is_moved(self, position: int) -> bool:
+        number, seen = int(self._numbers[position]), self.pins.get(position)
+        if (pins := await find_moved(self.index, self._directory, number, seen)) is None:
+            self.unchecked[position] = True
             return False
         self._adopt(position, pins)
         return True
@@ -324,18 +344,18 @@ class IndexedShards:
         return bool(stale)
 
     async def _is_replaced(self, position: int) -> bool:
-        is_changed = False
+        was_unchecked = bool(self.unchecked[position])
+        if was_unchecked and not await self._is_indexed(position):
+            return True
+        if was_unchecked and position in self.pins:
+            return False
         try:
             await check_files([file for bag in self[position].columns.all_bags.values() for file in bag.files])
-        except ObjectChangedError:
-            is_changed = True
-        except self._directory.store.absent:
-            is_changed = True
-        if self.unchecked[position]:
-            return not await self._is_indexed(position, is_changed)
-        if is_changed or position in self.pins:
-            return is_changed
-        return not await is_shard_unchanged(self.index, self._directory, int(self._numbers[position]))
+        except GranularError as error:
+            if not isinstance(error, (ObjectChangedError, *self._directory.store.absent)):
+                raise
+            return not was_unchecked or not await self._is_moved(position)
+        return not was_unchecked and position not in self.pins and not await self._is_unchanged(position)
 
     async def _open_again(self, positions: Sequence[int], are_checked: bool) -> None:
         """Open shards by their own tables in place of those in the index, unless another read has done so."""
