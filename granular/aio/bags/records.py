@@ -11,6 +11,7 @@ from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Proof, proven
 from granular.aio.bags.tables import PackedTables, Tables
 from granular.aio.runtime.threads import offload
+from granular.aio.stores.base import Target
 from granular.aio.stores.fanout import read_ranges
 from granular.config import MiB
 from granular.errors import CorruptBagError
@@ -163,7 +164,7 @@ async def _read_tables(rows: Rows) -> tuple[Ints, Ints]:
 
 
 def _fetch(
-    bags: Iterable[Bag], objects: Sequence[tuple[str, str | None]], counts: Ints, starts: Ints, stops: Ints
+    bags: Iterable[Bag], objects: Sequence[Target], counts: Ints, starts: Ints, stops: Ints
 ) -> Coroutine[Any, Any, list[bytes]]:
     reading = read_ranges(next(bag.path for bag in bags if bag.path is not None).store, objects, counts, starts, stops)
     proofs = proofs_of(bags)

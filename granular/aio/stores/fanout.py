@@ -11,7 +11,7 @@ from granular._words import logger
 from granular.aio.runtime.buffers import keep_freed
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.stores import Request, Store, ranges
-from granular.aio.stores.base import Spans
+from granular.aio.stores.base import Spans, Target
 from granular.errors import CorruptError, OutOfRangeError
 from granular.indexing import Ints, cut_into, owner_of
 from granular.metrics import READ, counters, record_time, timing
@@ -56,16 +56,14 @@ async def read_all(store: Store, requests: Sequence[Request]) -> list[list[bytes
         return []
     counts = [len(request.starts) for request in requests]
     starts, stops = (np.concatenate(bounds) for bounds in zip(*((r.starts, r.stops) for r in requests), strict=True))
-    objects = [(request.key, request.version) for request in requests]
+    objects = [Target(request.key, request.version) for request in requests]
     return cut_into(await read_ranges(store, objects, np.array(counts), starts, stops), counts)
 
 
-async def read_ranges(
-    store: Store, objects: Sequence[tuple[str, str | None]], counts: Ints, starts: Ints, stops: Ints
-) -> list[bytes]:
+async def read_ranges(store: Store, objects: Sequence[Target], counts: Ints, starts: Ints, stops: Ints) -> list[bytes]:
     """Read byte ranges of many objects, as ``read_all`` does: so many of each, one object behind the other.
 
-    An object is given by its key and its version; the same one may be given again.
+    The same object may be given again.
     """
     keep_freed()
     if len(objects) > _MOST:
@@ -75,7 +73,7 @@ async def read_ranges(
     if not len(starts):
         return []
     if (highest := int(stops.max())) >= 1 << _BITS:
-        key, _ = objects[owner_of(counts, int(stops.argmax()))]
+        key = objects[owner_of(counts, int(stops.argmax()))].key
         raise OutOfRangeError(f'{store.url(key)}: no object has {highest} bytes')
     counters.ranges += len(starts)
     if len(objects) > 1:

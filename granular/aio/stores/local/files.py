@@ -9,7 +9,7 @@ import stat
 import threading
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from granular.aio.reply import changed
@@ -93,6 +93,12 @@ class OpenFile(Descriptor):
     def _checksum_of_end(self) -> int:
         start = max(0, self.size - _END)
         return zlib.crc32(os.pread(self.fd, self.size - start, start))
+
+
+def are_unchanged(opened: Collection[OpenFile]) -> bool:
+    """Return whether nothing about files has changed since they were opened, or checked; otherwise check each."""
+    states = map(_state_of, map(os.fstat, [file.fd for file in opened]))
+    return list(states) == [file._state for file in opened]
 
 
 def version_of(info: os.stat_result) -> str:
