@@ -11,7 +11,7 @@ from granular._words import logger
 from granular.aio.bags.identity import FileIdentity, check_files
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.codec import Field
-from granular.aio.datasets.columns import Columns, Mask
+from granular.aio.datasets.columns import Datasets, Mask
 from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.paths.path import Path
@@ -47,7 +47,7 @@ class IndexedShards:
         self.index, self._numbers, self._fields, self._create = index, numbers, fields, create
         self.own: dict[int, Dataset] = {}
         self._made: dict[int, Dataset] = {}
-        self._columns: dict[int, Columns] = {}  # of the shards that were read
+        self._datasets: Datasets | None = None  # the shards that were read
         # Shards that may have been replaced since the index was built: all of them, until they are compared. A later
         # replacement is an error, as without an index.
         self.unchecked: NDArray[np.bool_] = np.ones(len(numbers), np.bool_)
@@ -58,7 +58,7 @@ class IndexedShards:
         shards = copy.copy(self)
         shards.own = {i: dataset.copy() for i, dataset in self.own.items()}
         shards._made = {i: dataset.copy() for i, dataset in self._made.items()}
-        shards._columns = {}
+        shards._datasets = None
         # A shard that one of them reads by its own tables from now on may be the indexed one in the other.
         shards.unchecked = self.unchecked.copy()
         return shards
@@ -66,6 +66,7 @@ class IndexedShards:
     def close(self) -> None:
         for dataset in (*self.own.values(), *self._made.values()):
             dataset.columns.close()
+        self._datasets = None
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -81,14 +82,13 @@ class IndexedShards:
             self._made[position] = dataset
         return dataset
 
-    def columns(self, positions: Sequence[int]) -> list[Columns]:
-        """Return the columns of some shards."""
-        known = self._columns
-        try:
-            return [known[i] for i in positions]
-        except KeyError:
-            known.update({i: self[i].columns for i in positions if i not in known})
-            return [known[i] for i in positions]
+    def datasets(self, positions: Ints) -> Datasets:
+        """Return datasets that have the columns of some shards, at their positions."""
+        if (datasets := self._datasets) is None:
+            datasets = self._datasets = Datasets(self[0].columns, len(self))
+        for i in datasets.missing(positions):
+            datasets.put(i, self[i].columns)
+        return datasets
 
     def _shard_name(self, position: int) -> str:
         return shard_name(int(self._numbers[position]))
@@ -223,7 +223,7 @@ class IndexedShards:
         stale = stale or indexed
         for i, dataset in zip(stale, await gather([self._open(i) for i in stale]), strict=True):
             self.own[i] = dataset
-            self._columns.pop(i, None)
+        self._datasets = None  # a read that has it continues with the shards that it began with
         if stale:
             name = self._shard_name(stale[0])
             self.warn(f'{len(stale)} of {len(positions)} shards that were read were replaced, such as {name}')

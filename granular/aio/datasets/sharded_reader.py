@@ -156,13 +156,12 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         edges = np.flatnonzero(shards[1:] != shards[:-1]) + 1
         bounds = np.concatenate((_FIRST, edges, [len(shards)]))
         numbers, counts = shards[bounds[:-1]], bounds[1:] - bounds[:-1]
-        used = numbers.tolist()
         while True:
-            picks = Picks(self._shards.columns(used), counts, positions)
+            picks = Picks(self._shards.datasets(numbers), numbers, counts, positions)
             try:
                 return await self._shards.read(numbers, read_columns(picks, choices)), order
             except (ObjectChangedError, NotFoundError):
-                if not await self._shards.replace(used):
+                if not await self._shards.replace(numbers.tolist()):
                     raise
 
 

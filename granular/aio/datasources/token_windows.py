@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.aio.bags.records import read_limits, read_parts
-from granular.aio.datasets.columns import Columns, Picks, read_references, record_rows
+from granular.aio.bags.records import Bags, read_limits, read_parts
+from granular.aio.datasets.columns import Columns, Datasets, Picks, read_references, record_rows
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import (
     AnyReader,
@@ -141,7 +141,8 @@ class TokenWindows(SequenceSource[Window]):
     async def _read_table(self) -> None:
         """Compute where each array is, and how many values it has."""
         lengths = np.array([columns.length for columns in self._shards], np.int64)
-        picks = Picks(self._shards, lengths, np.concatenate([np.arange(length) for length in lengths.tolist()]))
+        indices = np.concatenate([np.arange(length) for length in lengths.tolist()])
+        picks = Picks(Datasets.of(self._shards), np.arange(len(lengths)), lengths, indices)
         (choice,) = self._shards[0].choose((self._key,))
         rows, _ = record_rows(picks, choice, await read_references(picks))
         starts, stops = await read_limits(rows)
@@ -244,8 +245,8 @@ class TokenWindows(SequenceSource[Window]):
         groups = grouped(np.searchsorted(self._firsts, owners, side='right') - 1)
         counts = [len(own) for _, own in groups]
         order = np.concatenate([own for _, own in groups])
-        bags = [shards[number].bags[self._key] for number, _ in groups]
-        parts = await read_parts(bags, np.array(counts), starts[order], stops[order])
+        bags = Bags.of([shards[number].bags[self._key] for number, _ in groups])
+        parts = await read_parts(bags, np.arange(len(groups)), np.array(counts), starts[order], stops[order])
         return placed(groups, cut_into(parts, counts), len(owners))
 
     async def _reading(self) -> tuple[int, bool]:

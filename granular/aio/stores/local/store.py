@@ -34,8 +34,7 @@ from granular.metrics import local_files
 
 T = TypeVar('T')
 
-_CHECKED: Final = 16  # reads after which the time is looked at first
-_TOGETHER: Final = 64  # reads after which it is later on
+_CHECKED: Final = 16  # reads after which the time is looked at; later on, as many as files may be open at once
 
 
 def _count(requests: int, nbytes: int) -> None:
@@ -102,7 +101,8 @@ class LocalStore(Store):
         """Read byte ranges on the calling thread; in others as well, from the first slow ones on."""
         objects, owners, starts, stops = spans
         replies: list[bytes] = []
-        count, size, timer = len(owners), _CHECKED, Timer()
+        count, most, timer = len(owners), open_at_once(), Timer()
+        size = min(_CHECKED, most)
         while len(replies) < count:
             first = len(replies)
             last = min(first + size, count) - 1
@@ -116,7 +116,7 @@ class LocalStore(Store):
                 objects[owners[last]] = Target(chosen[-1].key, file.version, {file.version: file})
             if timer.wall > SLOW and timer.waited:
                 break
-            size = min(2 * size, _TOGETHER)
+            size = min(2 * size, most)
         if rest := count - len(replies):
             replies += _read_in_threads(Spans(objects, owners[-rest:], starts[-rest:], stops[-rest:]))
         _count(len(replies), sum(map(len, replies)))
