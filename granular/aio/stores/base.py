@@ -116,7 +116,9 @@ class Target(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """Byte ranges to read from many objects, none of which overlap: those of one object behind those of another."""
+    """Byte ranges to read from many objects: those of one object behind those of another, and except for local files
+    ascending and disjoint.
+    """
 
     objects: Sequence[Target]
     owners: list[int]  # the position of the object of each range

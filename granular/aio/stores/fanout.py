@@ -21,6 +21,8 @@ T = TypeVar('T')
 # Objects are mapped into one address space, 64 TiB apart, so that one plan covers all of them.
 _BITS: Final = 46
 _MOST: Final = 1 << (62 - _BITS)
+# Fewer ranges of each local file, on average, are read as they are: planning takes longer than reading them.
+_SPARSE: Final = 2
 
 
 past_caches: Final[contextvars.ContextVar[bool]] = contextvars.ContextVar('past_caches', default=False)
@@ -76,8 +78,11 @@ async def read_ranges(store: Store, objects: Sequence[Target], counts: Ints, sta
         key = objects[owner_of(counts, int(stops.argmax()))].key
         raise OutOfRangeError(f'{store.url(key)}: no object has {highest} bytes')
     counters.ranges += len(starts)
+    numbers = np.arange(len(objects)).repeat(counts)
+    if store.local and len(starts) < _SPARSE * len(objects) and (stops > starts).all() and int(starts.min()) >= 0:
+        return await _read(store, Spans(objects, numbers.tolist(), starts.tolist(), stops.tolist()), len(starts))
     if len(objects) > 1:
-        base = (np.arange(len(objects)) << _BITS).repeat(counts)
+        base = numbers << _BITS
         starts, stops = base + starts, base + stops
     plan = ranges.plan(starts, stops, max_gap=store.merge.max_gap)
     if not len(plan.starts):
@@ -85,8 +90,13 @@ async def read_ranges(store: Store, objects: Sequence[Target], counts: Ints, sta
     owners = plan.starts >> _BITS
     zero = owners << _BITS
     spans = Spans(objects, owners.tolist(), (plan.starts - zero).tolist(), (plan.stops - zero).tolist())
+    return ranges.cut(plan, await _read(store, spans, len(starts)))
+
+
+async def _read(store: Store, spans: Spans, count: int) -> list[bytes]:
+    """Read spans of so many ranges."""
     began = time.perf_counter()
     replies = await store.read_spans(spans, past_caches.get())
     if timing.on:
-        record_time(READ + (store.root or 'file'), len(starts), time.perf_counter() - began)
-    return ranges.cut(plan, replies)
+        record_time(READ + (store.root or 'file'), count, time.perf_counter() - began)
+    return replies
