@@ -25,6 +25,8 @@ Datapoint = dict[str, Any]
 Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
 
 
+_MASKS: Final = 16  # whose fields are remembered
+
 BAGS: Final = 0
 """References are read from their bags."""
 MEMORY: Final = 1
@@ -51,6 +53,7 @@ class Columns:
         self.bags: dict[str, Bag] = bags
         self.refs: Bag | None = refs
         self.choices: list[Choice] = [Choice(field, i, True) for i, field in enumerate(fields)]  # all fields
+        self._chosen: dict[tuple[str, ...], list[Choice]] = {}  # for masks that were used
         self._light = all(field.light for field in fields)
         self.references: References | PackedReferences | None = None  # if they are cached
         self.snapshot: Snapshot | None = None  # that has these columns
@@ -122,6 +125,19 @@ class Columns:
         """
         if mask is None:
             return self.choices
+        if type(mask) is not tuple:
+            return self._choose(mask)
+        try:
+            if (known := self._chosen.get(mask)) is not None:
+                return known
+        except TypeError:  # not of strings
+            return self._choose(mask)
+        chosen = self._choose(mask)
+        if len(self._chosen) < _MASKS:
+            self._chosen[mask] = chosen
+        return chosen
+
+    def _choose(self, mask: Mapping[str, bool | range | slice] | Iterable[str]) -> list[Choice]:
         selections: Mapping[str, bool | range | slice]
         keys = [mask] if isinstance(mask, str) else mask
         try:

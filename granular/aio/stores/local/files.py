@@ -1,5 +1,6 @@
 """Reads from local files, which are kept open and identified by their version."""
 
+import collections
 import errno
 import fcntl
 import itertools
@@ -169,7 +170,8 @@ class OpenFiles:
         # References without callbacks: an interrupt in a callback would be ignored.
         self._kept: dict[str, weakref.ref[KeptFile]] = {}
         self._most = 1024  # references, after which those that are dead are removed
-        self._order: dict[tuple[str, str], weakref.ref[KeptFile]] = {}  # by path and version, the oldest first
+        # By path and version, the oldest first: at the front of a dict, those that were removed would take time.
+        self._order: collections.OrderedDict[tuple[str, str], weakref.ref[KeptFile]] = collections.OrderedDict()
         self._least: int | None = None  # the first descriptor for files, once the limit was raised
 
     def keep(self, path: str) -> KeptFile:
@@ -213,16 +215,18 @@ class OpenFiles:
 
     def _add(self, path: str, version: str, file: OpenFile, kept: KeptFile) -> None:
         with self._lock:
-            if self._least is None and len(self._order) >= _limit():
-                self._least = _raise_limit()
-            self._evict(_limit() - 1)
+            most = _limit()
+            if self._least is None and len(self._order) >= most:
+                self._least, most = _raise_limit(), _limit()
+            self._evict(most - 1)
             kept[version] = file
             kept.closed.pop(version, None)
             self._order[path, version] = weakref.ref(kept)
 
     def _evict(self, left: int) -> None:
         """Close the oldest files, until that many are left."""
-        self._close(list(itertools.islice(self._order, max(0, len(self._order) - left))))
+        if (surplus := len(self._order) - left) > 0:
+            self._close(list(itertools.islice(self._order, surplus)))
 
     def forget(self, path: str) -> None:
         """Close a file before it is deleted."""
