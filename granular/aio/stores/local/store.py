@@ -119,7 +119,7 @@ class LocalStore(Store):
             size = min(2 * size, most)
         if rest := count - len(replies):
             replies += _read_in_threads(Spans(objects, owners[-rest:], starts[-rest:], stops[-rest:]))
-        _count(len(replies), sum(map(len, replies)))
+        _count(len(replies), sum(stops) - sum(starts))
         return replies
 
     async def check_version(self, key: str, version: str) -> None:
