@@ -13,6 +13,7 @@ class Datasets(DatapointReader[A, Datapoint_co]):
     layout: str = passed_on(reader.DatasetReader.layout)
 
     available = blocking(reader.DatasetReader.available, immediate=True)
+    sizes = blocking(reader.DatasetReader.sizes, immediate=True)
 
 
 class DatasetReader(Datasets[reader.DatasetReader[Datapoint_co], Datapoint_co]):

@@ -27,11 +27,12 @@ from granular.errors import InvalidArgumentError
 from granular.filters import Strategy
 from granular.indexing import check_index, integers_of
 from granular.sync.base import Batched
+from granular.sync.plans import BlockingPlans
 
 T = TypeVar('T')
 
 
-class MapDataset(core.MapOperations[Element_co], Batched):
+class MapDataset(BlockingPlans, core.MapOperations[Element_co], Batched):
     """A lazy sequence of elements, each a pure function of its index, fetched many at a time.
 
     ::

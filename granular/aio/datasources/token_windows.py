@@ -1,14 +1,12 @@
 """Windows of fixed length over long arrays of tokens, read as parts of their records."""
 
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.aio.bags.records import Bags, read_limits, read_parts
-from granular.aio.datasets.columns import Columns, Datasets, Picks, read_references, record_rows
+from granular.aio.datasets.array_table import ArrayTable
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import (
     AnyReader,
@@ -20,19 +18,15 @@ from granular.aio.datasets.sharded_reader import (
 from granular.aio.datasources.indexed_files import SequenceSource
 from granular.aio.pipeline.data_source import file_bytes
 from granular.aio.runtime.lifecycle import check_open, ensure_open
-from granular.aio.stores.fanout import once_more
 from granular.errors import (
-    CorruptDatasetError,
+    ClosedError,
     InvalidArgumentError,
     NotFoundError,
     ObjectChangedError,
     UnknownKeyError,
     UnsupportedError,
 )
-from granular.formats.codecs.arrays import UNPACKING, array_counts, array_head, parse_array_head
-from granular.indexing import MOST, Ints, check_integer, cut_into, grouped, placed
-
-_HEAD = 64  # bytes; at least those before the data of an array
+from granular.indexing import MOST, Ints, check_integer
 
 T = TypeVar('T')
 Window = dict[str, NDArray[Any]]
@@ -90,10 +84,8 @@ class TokenWindows(SequenceSource[Window]):
         self._reader, self._key = reader, key
         self._length = check_integer('length', length, 1, MOST)
         self._stride = self._length if stride is None else check_integer('stride', stride, 1, MOST)
-        self._shards: list[Columns] = []
-        self._firsts: Ints = np.zeros(1, np.int64)  # the first datapoint of each shard, and the number of datapoints
-        self._starts = self._counts = self._stops = np.zeros(0, np.int64)  # by datapoint; stops count windows
-        self._checked = np.zeros(0, np.bool_)  # datapoints whose head was compared
+        self._table: ArrayTable | None = None
+        self._stops: Ints = np.zeros(0, np.int64)  # the number of windows up to the end of each datapoint
         self._dtype = np.dtype(np.int64)
         self._remote = False
         self._name = repr(self)
@@ -126,71 +118,22 @@ class TokenWindows(SequenceSource[Window]):
                 raise UnsupportedError(
                     f'{columns.name}: parts of records have no checksums: open the dataset without verify=True'
                 )
-        self._shards, self._remote = shards, any(columns.is_remote for columns in shards)
-        await self._retry(self._read_table)
+        self._remote = any(columns.is_remote for columns in shards)
+        table = await self._retry(lambda: ArrayTable.read(shards, self._key, flat=True))
+        self._table, self._dtype = table, table.dtype
+        self._stops = np.cumsum(np.maximum(0, (table.counts - self._length) // self._stride + 1))
 
     async def _retry(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Read, once more if what arrives is corrupt. If a shard is not the one in the index, the error says so."""
+        """Read. If a shard is not the one in the index, the error says so."""
         try:
-            return await once_more(self._remote, read)
+            return await read()
         except (ObjectChangedError, NotFoundError) as error:
             if (indexed := indexed_shards_of(self._reader)) is None:
                 raise
             raise indexed.outdated(error) from error
 
-    async def _read_table(self) -> None:
-        """Compute where each array is, and how many values it has."""
-        lengths = np.array([columns.length for columns in self._shards], np.int64)
-        indices = np.concatenate([np.arange(length) for length in lengths.tolist()])
-        picks = Picks(Datasets.of(self._shards), np.arange(len(lengths)), lengths, indices)
-        (choice,) = self._shards[0].choose((self._key,))
-        rows, _ = record_rows(picks, choice, await read_references(picks))
-        starts, stops = await read_limits(rows)
-        sizes = stops - starts
-        self._firsts = np.cumsum([0, *(columns.length for columns in self._shards)])
-        self._checked = np.zeros(len(starts), np.bool_)
-        if len(starts):
-            self._dtype, shape = await self._read_head(0, starts[0], sizes[0])
-            if len(shape) != 1 or not self._dtype.itemsize:
-                raise self._refused(0, f'dtype {self._dtype} and shape {shape}')
-        counts = array_counts(sizes, self._dtype)
-        if (counts < 0).any():
-            bad = int(np.argmax(counts < 0))
-            await self._check_array(bad, starts[bad], sizes[bad])
-            raise CorruptDatasetError(
-                f'{self._describe(bad)}: expected an array of dtype {self._dtype} and one dimension as in datapoint 0, '
-                f'got {sizes[bad]} bytes, which no such array has'
-            )
-        self._counts, self._starts = counts, starts + sizes - counts * self._dtype.itemsize
-        self._stops = np.cumsum(np.maximum(0, (counts - self._length) // self._stride + 1))
-
-    def _describe(self, datapoint: int) -> str:
-        shard = int(np.searchsorted(self._firsts, datapoint, side='right')) - 1
-        return f'{self._shards[shard].name}: datapoint {datapoint - int(self._firsts[shard])}, key {self._key!r}'
-
-    async def _read_head(self, datapoint: int, start: Any, size: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        (head,) = await self._read(np.array([datapoint]), np.array([start]), np.array([start + min(_HEAD, size)]))
-        try:
-            return parse_array_head(head)[:2]
-        except UNPACKING as error:
-            problem = f'{head!r:.100} does not begin an array: {type(error).__name__}'
-            raise CorruptDatasetError(f'{self._describe(datapoint)}: {problem}') from error
-
-    async def _check_array(self, datapoint: int, start: Any, size: Any) -> None:
-        """Raise ``InvalidArgumentError`` if a record is an array of another dtype, or of other dimensions."""
-        dtype, shape = await self._read_head(datapoint, start, size)
-        fills = 0 < size - math.prod(shape) * dtype.itemsize <= _HEAD
-        if fills and (dtype != self._dtype or len(shape) != 1):
-            raise self._refused(datapoint, f'dtype {dtype} and shape {shape}, and dtype {self._dtype} before')
-
-    def _refused(self, datapoint: int, got: str) -> InvalidArgumentError:
-        return InvalidArgumentError(
-            f'{self._describe(datapoint)}: expected arrays of one dimension and one dtype, got {got}: write such '
-            f'arrays, such as x[:, 0] of a recording x, or use a data source of your own'
-        )
-
     async def _close(self) -> None:
-        self._shards = []
+        self._table = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -207,47 +150,17 @@ class TokenWindows(SequenceSource[Window]):
             return []
         owners = np.searchsorted(self._stops, indices, side='right')
         previous = np.where(owners > 0, self._stops[owners - 1], 0)
-        item = self._dtype.itemsize
-        starts = self._starts[owners] + (indices - previous) * (self._stride * item)
-        stops = starts + self._length * item
-        unchecked = np.unique(owners[~self._checked[owners]])
-        if len(unchecked):
-            heads = np.array([len(array_head(self._dtype, count)) for count in self._counts[unchecked].tolist()])
-            owners = np.append(owners, unchecked)
-            starts = np.append(starts, self._starts[unchecked] - heads)
-            stops = np.append(stops, self._starts[unchecked])
+        begins = (indices - previous) * self._stride
+        table = self._open_table()
+        parts = await self._retry(lambda: table.parts(owners, begins, begins + self._length))
+        return [{self._key: part} for part in parts]
 
-        async def read() -> list[bytes]:
-            parts = await self._read(owners, starts, stops)
-            for owner, head in zip(unchecked.tolist(), parts[len(indices) :], strict=True):
-                await self._check_head(owner, head)
-            return parts
-
-        parts = await self._retry(read)
-        self._checked[unchecked] = True
-        return [{self._key: np.frombuffer(part, self._dtype)} for part in parts[: len(indices)]]
-
-    async def _check_head(self, datapoint: int, head: bytes) -> None:
-        count = int(self._counts[datapoint])
-        if head != (expected := array_head(self._dtype, count)):
-            size = len(expected) + count * self._dtype.itemsize
-            await self._check_array(datapoint, self._starts[datapoint] - len(expected), size)
-            raise CorruptDatasetError(
-                f'{self._describe(datapoint)}: expected an array of dtype {self._dtype} and shape ({count},), got one '
-                f'that begins with {head!r}'
-            )
-
-    async def _read(self, owners: Ints, starts: Ints, stops: Ints) -> list[bytes]:
-        """Return byte ranges of the bags of some datapoints, in order."""
+    def _open_table(self) -> ArrayTable:
         check_open(self._reader)
-        if not (shards := self._shards):
+        if (table := self._table) is None:
             self._check_open()  # another thread has closed them
-        groups = grouped(np.searchsorted(self._firsts, owners, side='right') - 1)
-        counts = [len(own) for _, own in groups]
-        order = np.concatenate([own for _, own in groups])
-        bags = Bags.of([shards[number].bags[self._key] for number, _ in groups])
-        parts = await read_parts(bags, np.arange(len(groups)), np.array(counts), starts[order], stops[order])
-        return placed(groups, cut_into(parts, counts), len(owners))
+            raise ClosedError(f'{self._name} is closed')
+        return table
 
     async def _reading(self) -> tuple[int, bool]:
         return len(self) * self._length * self._dtype.itemsize, not self._remote

@@ -2,7 +2,7 @@
 
 import abc
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any, Generic, Self, TypeVar
 
 from granular._other_names import Answering, Awaited
@@ -58,6 +58,10 @@ class DataSource(Answering):
 
     def _file_bytes(self, mask: Any) -> int | None:
         return None
+
+    async def _nullable_keys(self, mask: Collection[str] | None) -> frozenset[str]:
+        """Return the keys, all or those of a mask, of which some values may be None, or of another type."""
+        return frozenset()
 
 
 class _HuggingFace(DataSource):
@@ -132,6 +136,13 @@ async def identify(source: OpenedDataSource[Any]) -> None:
 def file_bytes(source: DataSource, mask: Any) -> int | None:
     """Return the bytes of the files of an open source, for some fields if it can tell them; None for other sources."""
     return source._file_bytes(mask)
+
+
+async def nullable_keys(source: DataSource, mask: Collection[str] | None) -> frozenset[str]:
+    """Return the keys, all or those of a mask, of which some values may be None, or of another type; none of an object
+    of the user's.
+    """
+    return await source._nullable_keys(mask)
 
 
 def restored(kind: type[R], args: tuple[Any, ...], options: Mapping[str, Any], attributes: Mapping[str, Any]) -> R:

@@ -78,6 +78,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         **_OF_DATASETS,
         'shuffle': 'call shuffle before to_iter_dataset(), or window_shuffle',
         'take': 'call limit',
+        **dict.fromkeys(('batch_by_size', 'shapes'), 'call batch_by_size before to_iter_dataset()'),
         'to_iter_dataset': 'it is a stream; shard_options belong to the MapDatasets that it reads',
     }
 

@@ -21,6 +21,7 @@ from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.nodes.stacking import warn_of_no_batch
+from granular.aio.pipeline.planned_operations import AwaitedPlans, PlannedOperations
 from granular.aio.pipeline.shards import RANK_ARGUMENTS, ShardOptions
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
@@ -50,7 +51,7 @@ T = TypeVar('T')
 _datasets: 'weakref.WeakValueDictionary[int, MapOperations[Any]]' = weakref.WeakValueDictionary()  # by their sources
 
 
-class MapOperations(Chain, abc.ABC, Generic[Element_co]):
+class MapOperations(PlannedOperations, Chain, abc.ABC, Generic[Element_co]):
     """Operations of a MapDataset. Each returns a new dataset; nothing is read until elements are requested.
 
     Those that change the type of the elements return Any here: the MapDatasets of both APIs declare which of their own
@@ -60,7 +61,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
     _node: Source
     _answers: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
-            ('limit', 'rebatch', 'cache', 'pack', 'interleave', 'prefetch', 'mp_prefetch'),
+            ('limit', 'rebatch', 'cache', 'interleave', 'prefetch', 'mp_prefetch'),
             'call to_iter_dataset() before it',
         ),
         'limit': 'slice it, as in dataset[:n]',
@@ -375,7 +376,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         return f'<{type(self).__name__} of {counted(len(self), "element")}: {self._node.describe()}>'
 
 
-class MapDataset(Awaited, MapOperations[Element_co]):
+class MapDataset(Awaited, AwaitedPlans, MapOperations[Element_co]):
     """A lazy sequence of elements, each a pure function of its index, fetched many at a time.
 
     Operations return a new dataset and read nothing::

@@ -1,9 +1,12 @@
 """Codecs of msgpack values, of arrays, and of trees, which are msgpack values with arrays in them."""
 
+import datetime
+import decimal
 import functools
 import io
 import math
 import re
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgpack
@@ -22,6 +25,10 @@ _EXTENSION: Final = re.compile(r'(bfloat|float|u?int|b?complex)[0-9]{1,3}(_[a-z0
 _DIMENSIONS: Final = 64
 _MAX_BYTES: Final = (1 << 32) - 1
 _LAST_CODE_POINT: Final = 0x10FFFF
+# The values of a tree that are packed as their text, by the name that takes the place of a dtype.
+_AS_TEXT: Final[Mapping[str, Callable[[str], Any]]] = {
+    'decimal': decimal.Decimal, 'time': datetime.time.fromisoformat
+}  # fmt: skip
 _HEADERS: Final = 16  # array headers in msgpack, above which declared lengths are verified before lists are allocated
 
 
@@ -106,11 +113,11 @@ def decode_npy(buffer: Buffer) -> NDArray[Any]:
         raise DecodeError(f'{len(buffer)} bytes are not a file of numpy.save: {error}') from error
 
 
-def array_head(dtype: np.dtype[Any], count: int) -> bytes:
-    """Return the bytes before the data of an encoded array of one dimension."""
-    size = count * dtype.itemsize
+def array_head(dtype: np.dtype[Any], count: int, shape: tuple[int, ...] = ()) -> bytes:
+    """Return the bytes before the data of an encoded array of so many values of a shape."""
+    size = count * math.prod(shape) * dtype.itemsize
     tag, width = (b'\xc4', 1) if size < 1 << 8 else (b'\xc5', 2) if size < 1 << 16 else (b'\xc6', 4)
-    head: bytes = b'\x93' + msgpack.packb(dtype_text(dtype)) + msgpack.packb([count])
+    head: bytes = b'\x93' + msgpack.packb(dtype_text(dtype)) + msgpack.packb([count, *shape])
     return head + tag + size.to_bytes(width, 'big')
 
 
@@ -125,16 +132,16 @@ def parse_array_head(start: Buffer) -> tuple[np.dtype[Any], tuple[int, ...], int
     return dtype, tuple(shape), unpacker.tell()
 
 
-def array_counts(sizes: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[np.int64]:
-    """Return how many values encoded arrays of one dimension have, by their bytes; -1 if no such array has this size.
+def array_counts(sizes: NDArray[np.int64], dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> NDArray[np.int64]:
+    """Return how many values of a shape encoded arrays have, by their bytes; -1 if no such array has this size.
 
     The bytes before the data grow with the number of values, so each size belongs to one number at most.
     """
     counts = np.full(len(sizes), -1, np.int64)
-    shortest = len(array_head(dtype, 0))
+    shortest, step = len(array_head(dtype, 0, shape)), math.prod(shape) * dtype.itemsize
     for head in range(shortest, shortest + 12):
-        candidates, left = np.divmod(sizes - head, dtype.itemsize)
-        data = candidates * dtype.itemsize
+        candidates, left = np.divmod(sizes - head, step)
+        data = candidates * step
         grown = np.searchsorted([1 << 7, 1 << 8, 1 << 16, 1 << 32], candidates, side='right')
         width = (
             np.array([0, 1, 2, 4, 8])[grown]
@@ -146,7 +153,9 @@ def array_counts(sizes: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[np.i
 
 
 def encode_tree(value: Any) -> bytes:
-    """Encode nested lists, tuples and dicts of arrays and of msgpack values. Tuples are decoded as lists.
+    """Encode nested lists, tuples and dicts of arrays, decimals, times of day and msgpack values.
+
+    Tuples are decoded as lists.
 
     Raises:
       EncodeError: for values that msgpack does not support, and for a list of four that begins with ``'_'``, which is
@@ -241,17 +250,30 @@ def _pack_tree(value: Any) -> Any:
         return {key: _pack_tree(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         return ('_', *array_parts(value))
+    if isinstance(value, decimal.Decimal):
+        return ('_', 'decimal', (), str(value))
+    if isinstance(value, datetime.time):
+        return ('_', 'time', (), value.isoformat())
     return value
 
 
 def _unpack_tree(value: Any) -> Any:
     if isinstance(value, list):
         if len(value) == 4 and isinstance(value[0], str) and value[0] == '_':
+            if isinstance(value[1], str) and isinstance(value[3], str) and value[1] in _AS_TEXT:
+                return _of_text(value[1], value[3])
             return _scalar_or_array(array_of(*value[1:]))
         return [_unpack_tree(item) for item in value]
     if isinstance(value, dict):
         return {key: _unpack_tree(item) for key, item in value.items()}
     return value
+
+
+def _of_text(name: str, text: str) -> Any:
+    try:
+        return _AS_TEXT[name](text)
+    except decimal.InvalidOperation as error:
+        raise ValueError(f'{text!r:.80} is no decimal') from error
 
 
 CODECS: Final = {

@@ -15,12 +15,12 @@ from numpy.typing import ArrayLike
 from granular._other_names import Elementless, Unindexed
 from granular._words import counted
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
-from granular.aio.pipeline.data_source import as_data_source, file_bytes
+from granular.aio.pipeline.data_source import as_data_source, file_bytes, nullable_keys
 from granular.aio.pipeline.nodes.source import Source, estimate_nbytes, length_of, map_in_threads, timed
 from granular.aio.runtime.buffers import read_only
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import offload
+from granular.aio.runtime.threads import call_or_await, offload
 from granular.aio.runtime.user_functions import await_user, refuse_deferred
 from granular.errors import (
     ClosedError,
@@ -31,6 +31,7 @@ from granular.errors import (
     UnknownKeyError,
 )
 from granular.formats.arrow_values import rows_of
+from granular.indexing import Ints, integers_of
 from granular.metrics import timing
 
 
@@ -123,9 +124,19 @@ class _Adapter(Source):
             raise UnknownKeyError(f'{self.root!r}: unknown fields {unknown}: {owner} has {list(known)}')
         return type(self)(self.root, self._method, tuple(fields))
 
+    async def nullable_keys(self) -> frozenset[str]:
+        return await nullable_keys(self._told, self._mask)
+
     def stored_nbytes(self) -> float | None:
         size = self._told.nbytes(self._mask)
         return None if size is None else size / max(1, len(self))
+
+    async def measure(self, path: Sequence[str]) -> Ints | None:
+        sizes = getattr(self.root, 'sizes', None)
+        if len(path) > 1 or not callable(sizes):
+            return None
+        told = await call_or_await(sizes, path[0])
+        return None if told is None else integers_of(told, f'{self.describe()}: sizes')
 
     def file_bytes(self) -> int | None:
         """Return the bytes of the files that are read; None if there are none, or if they are not open."""
@@ -251,6 +262,20 @@ class _InMemory(_Adapter):
         if isinstance(self.root, list | tuple):
             return all(value is not None for value in self.root)
         return isinstance(self.root, range) or self.root.dtype != object
+
+    async def measure(self, path: Sequence[str]) -> Ints:
+        return await offload(self._measured, path)
+
+    def _measured(self, path: Sequence[str]) -> Ints:
+        sizes = np.empty(len(self.root), np.int64)
+        for i, value in enumerate(self.root):
+            try:
+                for key in path:
+                    value = value[key]
+            except (KeyError, TypeError, IndexError):
+                raise DatapointError(f'index {i}: no {".".join(path)!r} in {value!r:.100}', index=i) from None
+            sizes[i] = len(value) if hasattr(value, '__len__') and getattr(value, 'shape', True) != () else 1
+        return sizes
 
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
         source, steps = self.root, np.asarray(indices).tolist()

@@ -58,6 +58,15 @@ def look_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
     return source, indices
 
 
+def beneath(source: Source, indices: Ints) -> tuple[Source, Ints]:
+    """Return the next source that does more than to map indices, or single elements, and its indices."""
+    while isinstance(source, IndexNode) or source.elementwise:
+        if isinstance(source, IndexNode):
+            indices = source._lookup(indices)
+        source = source.parents[0]
+    return source, indices
+
+
 class Wrapped(IndexNode):
     """Any source, repeated without end: the root of every chain. An epoch has ``length`` datapoints, or all."""
 

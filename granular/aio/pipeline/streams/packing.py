@@ -7,23 +7,22 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from granular._lazy import is_masked
 from granular._words import counted
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import refuse_state
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
 from granular.aio.pipeline.position import FREE, Terms, Turns
-from granular.aio.pipeline.streams.bins import Bins, Concatenated, Document, Segment, aligned
+from granular.aio.pipeline.streams.bins import Bins, Concatenated, Document, Segment
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.packing_options import Recipe
+from granular.aio.pipeline.streams.rows import TEXT, array_of, check_value, fill, shape_of
 from granular.aio.pipeline.streams.stream import Staged, Stream, in_epoch
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError, StateError
 from granular.formats.checksums import crc32c
 
-_TEXT: Final = 'OSU'  # kinds of dtypes that are no numbers
 _LONG: Final = 100  # rows that a document fills above which it is packed in a thread
 _TURN: Final = 0.005  # seconds after which the event loop gets a turn
 
@@ -253,26 +252,7 @@ class Packing(Holding):
         recipe = self._recipe
         split = recipe.split_long or recipe.strategy == 'concat_then_split'
         for feature in self._features:
-            value = element
-            try:
-                for key in feature.path:
-                    value = value[key]
-            except (KeyError, TypeError, IndexError):
-                keys = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
-                raise DatapointError(f'pack: element {number} has no {feature.name!r}, only {keys!s:.200}') from None
-            if type(value) is not np.ndarray:
-                if is_masked(type(value)):
-                    raise DatapointError(
-                        f'pack: element {number}: {feature.name!r}: expected an array without a mask: call its filled()'
-                    )
-                try:
-                    value = np.asarray(value)
-                except ValueError as error:
-                    raise DatapointError(
-                        f'pack: element {number}: {feature.name!r} is not an array: {error}'
-                    ) from error
-            if value.ndim == 0:
-                value = value.reshape(1)
+            value = array_of(element, feature, f'pack: element {number}')
             if len(value) > feature.length and (feature.meta or not split):
                 remedy = 'which is a meta feature and cannot be split' if split else 'split it, or pass split_long=True'
                 raise DatapointError(
@@ -298,17 +278,18 @@ class Packing(Holding):
                 continue
             feature = self._features[i]
             if expected is None:
-                if array.dtype.kind in _TEXT:
+                if array.dtype.kind in TEXT:
                     raise DatapointError(
                         f'pack: element {number}: {feature.name!r}: expected numbers, got dtype {array.dtype}'
                     )
                 for name, value in (('padding', feature.padding), ('bos', feature.bos)):
-                    _check_value(value, array.dtype, f'{name} of {feature.name!r}')
+                    check_value(value, array.dtype, f'{name} of {feature.name!r}')
                 self._dtypes[i] = array.dtype, array.shape[1:]
             elif array.dtype != expected[0] or array.shape[1:] != expected[1]:
                 raise DatapointError(
                     f'pack: element {number}: {feature.name!r}: expected {expected[0]} of shape '
-                    f'{_shape(expected[1])} as in the elements before, got {array.dtype} of {_shape(array.shape[1:])}'
+                    f'{shape_of(expected[1])} as in the elements before, got {array.dtype} of '
+                    f'{shape_of(array.shape[1:])}'
                 )
 
     def _build(self, segments: Sequence[Segment]) -> dict[str, Any]:
@@ -319,22 +300,8 @@ class Packing(Holding):
                 out = out.setdefault(key, {})
             parts = [segment.parts[i] for segment in segments]
             dtype, shape = self._dtypes[i] or (parts[0].dtype, parts[0].shape[1:])
-            values = np.zeros((length, *shape), dtype)
-            if feature.padding:
-                values[...] = feature.padding
-            ids, positions = np.zeros(length, np.int32), np.zeros(length, np.int32)
-            start = 0
-            for number, part in enumerate(parts, 1):
-                if not (size := len(part)):
-                    continue
-                stop = start + size
-                values[start:stop] = part
-                if feature.bos is not None and (self._recipe.bos_parts or segments[number - 1].begins[i]):
-                    values[start] = feature.bos
-                if not feature.meta:
-                    ids[start:stop] = number
-                    positions[start:stop] = self._positions[:size]
-                start = stop if feature.alignment == 1 else aligned(stop, feature.alignment)
+            replaced = [self._recipe.bos_parts or segment.begins[i] for segment in segments]
+            values, ids, positions, _ = fill(feature, length, parts, dtype, shape, replaced, self._positions)
             name = feature.path[-1]
             out[name] = values
             if not feature.meta:
@@ -370,20 +337,3 @@ class Packing(Holding):
     def _forget(self) -> None:
         super()._forget()
         self._rows = self._pending = None
-
-
-def _shape(trailing: tuple[int, ...]) -> str:
-    return f'({", ".join(["n", *map(str, trailing)])})'
-
-
-def _check_value(value: Any, dtype: np.dtype[Any], name: str) -> None:
-    if value is None:
-        return
-    try:
-        with np.errstate(all='ignore'):
-            held = np.full((), value, dtype)
-        same = bool(held == value) or bool(np.isnan(held) and np.isnan(value))
-    except (OverflowError, TypeError, ValueError):
-        same = False
-    if not same:
-        raise DatapointError(f'pack: {name}: {value!r:.100} is not a value of dtype {dtype}')

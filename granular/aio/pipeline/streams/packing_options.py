@@ -10,6 +10,10 @@ from granular.indexing import check_integer
 Strategy = Literal['first_fit', 'best_fit', 'concat_then_split']
 
 
+PlannedStrategy = Literal['best_fit', 'concat_then_split']
+Longer = Literal['raise', 'cut', 'drop', 'divide']
+
+
 class Feature(NamedTuple):
     path: tuple[str, ...]  # the keys that lead to it in an element
     length: int  # positions in a row
@@ -58,9 +62,9 @@ class Recipe:
                 path,
                 check_integer(f'length of {".".join(path)!r}', size, 1),
                 path[0] in meta,
-                check_integer('alignment', _value_for(path, alignment, 1, 'alignment'), 1),
-                _value_for(path, padding, 0, 'padding'),
-                None if path[0] in meta and not isinstance(bos, Mapping) else _value_for(path, bos, None, 'bos'),
+                check_integer('alignment', value_for(path, alignment, 1, 'alignment'), 1),
+                value_for(path, padding, 0, 'padding'),
+                None if path[0] in meta and not isinstance(bos, Mapping) else value_for(path, bos, None, 'bos'),
             )
             for path, size in _leaves(length)
         )
@@ -81,6 +85,90 @@ class Recipe:
         self.description = f'pack({dict(length)}, {self.bins}{"".join(changed)})'
 
 
+class PlannedRecipe:
+    """The arguments of ``MapDataset.pack``, checked."""
+
+    def __init__(
+        self,
+        length: Any,
+        strategy: PlannedStrategy,
+        classes: int | None,
+        bos: Any,
+        alignment: Any,
+        padding: Any,
+        max_segments: int | None,
+        separator: Any,
+        extra: int,
+        documents: bool,
+        cu_seqlens: bool,
+        longer: Longer,
+    ) -> None:
+        for name, value, kinds in (
+            ('strategy', strategy, get_args(PlannedStrategy)),
+            ('longer', longer, get_args(Longer)),
+        ):
+            if value not in kinds:
+                raise InvalidArgumentError(f'{name}: expected one of {list(kinds)}, got {value!r:.100}')
+        if not isinstance(length, Mapping) or not length:
+            raise InvalidArgumentError(
+                f"length: expected a mapping from features to lengths such as {{'tokens': 2048}}, got {length!r:.100}"
+            )
+        self.features = tuple(
+            Feature(
+                path,
+                check_integer(f'length of {".".join(path)!r}', size, 1),
+                False,
+                check_integer('alignment', value_for(path, alignment, 1, 'alignment'), 1),
+                value_for(path, padding, 0, 'padding'),
+                value_for(path, bos, None, 'bos'),
+            )
+            for path, size in _leaves(length)
+        )
+        options = {'alignment': alignment, 'padding': padding, 'bos': bos, 'separator': separator}
+        self.separators = [value_for(feature.path, separator, None, 'separator') for feature in self.features]
+        self.documents, self.cu_seqlens = bool(documents), bool(cu_seqlens)
+        _check_paths(self.features, options, ('_documents',) if documents else ())
+        self.strategy, self.longer = strategy, longer
+        self.classes = None if classes is None else check_integer('classes', classes, 1, 1 << 16)
+        self.max_segments = None if max_segments is None else check_integer('max_segments', max_segments, 1)
+        self.extra = check_integer('extra', extra, 0)
+        self._check_strategy()
+        shown = {
+            'strategy': (strategy, 'best_fit'), 'classes': (classes, None), 'max_segments': (max_segments, None),
+            **{name: (value, None) for name, value in options.items()},
+            'extra': (extra, 0), 'documents': (documents, False), 'cu_seqlens': (cu_seqlens, False),
+            'longer': (longer, 'raise'),
+        }  # fmt: skip
+        changed = [f', {name}={value!r}' for name, (value, default) in shown.items() if value != default]
+        self.description = f'pack({dict(length)}{"".join(changed)}'
+
+    @property
+    def lengths(self) -> list[int]:
+        """Positions of a row, by feature."""
+        return [feature.length + self.extra for feature in self.features]
+
+    def _check_strategy(self) -> None:
+        if self.cu_seqlens and len(self.features) > 1:
+            raise InvalidArgumentError(
+                f'cu_seqlens: expected one feature, got {[feature.name for feature in self.features]}'
+            )
+        if self.longer == 'divide' and len(self.features) > 1:
+            raise InvalidArgumentError("longer='divide': expected one feature: pass longer='cut' or 'drop'")
+        if self.strategy == 'best_fit':
+            return
+        for name, value, default in (('max_segments', self.max_segments, None), ('classes', self.classes, None)):
+            if value != default:
+                raise InvalidArgumentError(f"{name}: concat_then_split has none: pass strategy='best_fit'")
+        if self.longer not in ('raise', 'divide'):
+            raise InvalidArgumentError(f'longer={self.longer!r}: concat_then_split divides all documents')
+        for feature in self.features:
+            if feature.length % feature.alignment:
+                raise InvalidArgumentError(
+                    f'alignment: concat_then_split needs rows of a multiple of {feature.alignment}, got '
+                    f'{feature.length} of {feature.name!r}'
+                )
+
+
 def _leaves(length: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, value in length.items():
         if not isinstance(key, str):
@@ -91,7 +179,7 @@ def _leaves(length: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[t
             yield (*path, key), value
 
 
-def _value_for(path: tuple[str, ...], value: Any, default: Any, name: str) -> Any:
+def value_for(path: tuple[str, ...], value: Any, default: Any, name: str) -> Any:
     """Return the value of an option for a feature: that of its path, if the option is a mapping as nested as it."""
     for key in path:
         if not isinstance(value, Mapping):
@@ -102,7 +190,7 @@ def _value_for(path: tuple[str, ...], value: Any, default: Any, name: str) -> An
     return default if value is None else value
 
 
-def _check_paths(features: Sequence[Feature], options: Mapping[str, Any]) -> None:
+def _check_paths(features: Sequence[Feature], options: Mapping[str, Any], more: tuple[str, ...] = ()) -> None:
     """Check that options name packed features alone, and that no name of an output is taken."""
     paths = {feature.path for feature in features}
     for name, option in options.items():
@@ -111,7 +199,7 @@ def _check_paths(features: Sequence[Feature], options: Mapping[str, Any]) -> Non
                 f'{name}: {".".join(unknown[0])!r} is not packed: expected some of {[f.name for f in features]}'
             )
     for feature in features:
-        for suffix in () if feature.meta else ('_segment_ids', '_positions'):
+        for suffix in () if feature.meta else ('_segment_ids', '_positions', *more):
             if (path := (*feature.path[:-1], feature.path[-1] + suffix)) in paths:
                 raise InvalidArgumentError(
                     f'length: {".".join(path)!r} is also the name of what is added for {feature.name!r}'
