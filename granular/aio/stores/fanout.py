@@ -78,25 +78,19 @@ async def read_ranges(store: Store, objects: Sequence[Target], counts: Ints, sta
         key = objects[owner_of(counts, int(stops.argmax()))].key
         raise OutOfRangeError(f'{store.url(key)}: no object has {highest} bytes')
     counters.ranges += len(starts)
-    numbers = np.arange(len(objects)).repeat(counts)
+    numbers, plan = np.arange(len(objects)).repeat(counts), None
     if store.local and len(starts) < _SPARSE * len(objects) and (stops > starts).all() and int(starts.min()) >= 0:
-        return await _read(store, Spans(objects, numbers.tolist(), starts.tolist(), stops.tolist()), len(starts))
-    if len(objects) > 1:
+        spans = Spans(objects, numbers.tolist(), starts.tolist(), stops.tolist())
+    else:
         base = numbers << _BITS
-        starts, stops = base + starts, base + stops
-    plan = ranges.plan(starts, stops, max_gap=store.merge.max_gap)
-    if not len(plan.starts):
-        return [b''] * len(starts)
-    owners = plan.starts >> _BITS
-    zero = owners << _BITS
-    spans = Spans(objects, owners.tolist(), (plan.starts - zero).tolist(), (plan.stops - zero).tolist())
-    return ranges.cut(plan, await _read(store, spans, len(starts)))
-
-
-async def _read(store: Store, spans: Spans, count: int) -> list[bytes]:
-    """Read spans of so many ranges."""
+        plan = ranges.plan(base + starts, base + stops, max_gap=store.merge.max_gap)
+        if not len(plan.starts):
+            return [b''] * len(starts)
+        owners = plan.starts >> _BITS
+        zero = owners << _BITS
+        spans = Spans(objects, owners.tolist(), (plan.starts - zero).tolist(), (plan.stops - zero).tolist())
     began = time.perf_counter()
     replies = await store.read_spans(spans, past_caches.get())
     if timing.on:
-        record_time(READ + (store.root or 'file'), count, time.perf_counter() - began)
-    return replies
+        record_time(READ + (store.root or 'file'), len(starts), time.perf_counter() - began)
+    return replies if plan is None else ranges.cut(plan, replies)
