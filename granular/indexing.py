@@ -140,7 +140,8 @@ def _array_of_integers(values: Any, name: str) -> NDArray[Any]:
 
 def sums_of(values: Ints, counts: Ints) -> Ints:
     """Return the sums of so many successive values each."""
-    sums, ends = np.append(0, np.cumsum(values)), np.cumsum(counts)
+    sums, ends = np.zeros(len(values) + 1, values.dtype), np.cumsum(counts)
+    np.cumsum(values, out=sums[1:])
     out: Ints = sums[ends] - sums[ends - counts]
     return out
 

@@ -13,8 +13,8 @@ import numpy as np
 from granular._redact import hidden
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.reader import BagReader, bag_of
-from granular.aio.bags.records import Rows, read_limits, read_parts
-from granular.aio.datasets.columns import Columns, Picks, join_rows, read_references, record_rows
+from granular.aio.bags.records import Bags, Rows, read_limits, read_parts
+from granular.aio.datasets.columns import Columns, Datasets, Picks, join_rows, read_references, record_rows
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards, compare_shards
 from granular.aio.datasources.detect import Opened
@@ -86,7 +86,8 @@ class Source(abc.ABC):
             order = [i for _, positions in bags.values() for i in positions]
             limits = [(value.start + start, value.start + stop) for value, start, stop in (parts[i] for i in order)]
             counts = np.array([len(positions) for _, positions in bags.values()])
-            data = await read_parts([bag for bag, _ in bags.values()], counts, *np.array(limits, np.int64).T)
+            own = Bags.of([bag for bag, _ in bags.values()])
+            data = await read_parts(own, np.arange(len(bags)), counts, *np.array(limits, np.int64).T)
             for i, part in zip(order, data, strict=True):
                 out[i] = part
         return out
@@ -182,7 +183,7 @@ class DatasetSource(Source):
             out: dict[str, list[Located]] = {}
             for choice, (own, chosen) in zip(choices, parts, strict=True):
                 kind = element(choice.field.kind)
-                owners = (bag for bag, count in zip(own.bags, own.counts.tolist(), strict=True) for _ in range(count))
+                owners = (bag for bag, indices in own.each() for _ in indices)
                 values = [
                     Value(stop - start, bag, start, kind) for bag, (start, stop) in zip(owners, limits, strict=False)
                 ]
@@ -204,7 +205,8 @@ class DatasetSource(Source):
         if await compare_shards(self.reader, used.tolist()):  # which replaces shards that are not those in the index
             self._shards = columns_of_shards(self.reader)
         starts = self._stops - [columns.length for columns in self._shards]
-        return Picks([self._shards[shard] for shard in used.tolist()], counts, indices - starts[shards])
+        datasets = Datasets.of([self._shards[shard] for shard in used.tolist()])
+        return Picks(datasets, np.arange(len(used)), counts, indices - starts[shards])
 
 
 class RecordSource(Source):

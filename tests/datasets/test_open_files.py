@@ -55,6 +55,64 @@ def test_readers_leave_descriptors_to_the_program(many, limit):
     assert (done.returncode, done.stdout, done.stderr) == (0, 'ok\n', '')
 
 
+def test_limit_is_raised_where_more_files_are_read_and_low_descriptors_stay_free(many):
+    program = """
+        import os, resource, sys
+        import granular
+
+        folder = sys.argv[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096))
+        with granular.DatasetReader(f'{folder}/000005') as reader:
+            print(reader[0]['n'], resource.getrlimit(resource.RLIMIT_NOFILE))
+        with granular.ShardedDatasetReader(folder) as reader:
+            for _ in range(2):
+                assert [point['n'] for point in reader.fetch(range(100))] == list(range(100))
+            print(resource.getrlimit(resource.RLIMIT_NOFILE))
+            links = {int(fd): os.path.realpath(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')}
+            files = [fd for fd, link in links.items() if link.startswith(folder)]
+            print(sum(fd >= 64 for fd in files) > 150, os.open('/dev/null', os.O_RDONLY) < 64)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096))
+            assert [reader[i]['n'] for i in range(100)] == list(range(100))
+        """
+    done = run_python(program, f'{many}')
+    assert (done.stdout, done.stderr) == ('5 (64, 4096)\n(4096, 4096)\nTrue True\n', '')
+
+
+@pytest.mark.parametrize('harm', ['written', 'replaced', 'removed'])
+def test_file_that_changes_while_it_is_closed_for_others_is_an_error(tmp_path, harm):
+    program = """
+        import os, resource, sys
+        import granular
+        from granular.errors import NotFoundError, ObjectChangedError
+
+        folder, harm = sys.argv[1:]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+        with granular.ShardedDatasetReader(folder) as reader:
+            assert [reader[i]['n'] for i in range(100)] == list(range(100))
+            file = f'{folder}/000007/x.bag'
+            info = os.stat(file)
+            with open(file, 'rb') as opened:
+                content = opened.read()
+            if harm == 'replaced':
+                os.rename(file, f'{file}.old')
+            if harm == 'removed':
+                os.unlink(file)
+            else:
+                with open(file, 'r+b' if harm == 'written' else 'wb') as opened:
+                    opened.write(content)
+                os.utime(file, ns=(info.st_atime_ns, info.st_mtime_ns))
+            for read in (lambda: reader[7], lambda: reader.fetch(range(10))):
+                try:
+                    read()
+                except (NotFoundError, ObjectChangedError) as error:
+                    print(type(error).__name__, file in str(error))
+            print([reader[i]['n'] for i in (6, 8)])
+        """
+    done = run_python(program, f'{shards(tmp_path / "shards", 100)}', harm)
+    name = 'NotFoundError' if harm == 'removed' else 'ObjectChangedError'
+    assert (done.stdout, done.stderr) == (f'{name} True\n' * 2 + '[6, 8]\n', '')
+
+
 WORKERS = """
 import os, resource, sys
 import granular

@@ -14,6 +14,7 @@ from granular.aio.bags.tables import ArrayTables, PackedTable, Tables
 from granular.aio.paths.path import Path
 from granular.aio.reply import Reply, changed
 from granular.aio.runtime.tasks import gather
+from granular.aio.stores.base import Target
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, files
 from granular.aio.stores.local.locks import is_at
@@ -80,17 +81,15 @@ class Bag:
         self.size: int = 0  # with the table
         self.sums: Sums | None = None
         self.proof: Proof | None = None  # that its folder is the one of the index that it was opened by
-        # The key of the file that holds the records, and its version.
-        self.target: tuple[str, str | None] = ('' if self.path is None else self.path.key, None)
+        self.target: Target = Target('' if self.path is None else self.path.key)  # the file that holds the records
         self.tables: Tables | None = None  # that have the limits, under a number; None to read them from the bag itself
         self.number: int = 0
         self._limits: Ints | None = None
         self._view: memoryview | PackedTable | None = None  # It yields an int in a third of the time of an array.
         self.packed: PackedTable | None = None  # the limits, if they are in the index of the dataset
-        self._table: tuple[Path, int, str | None] | None = None  # file, start and version, if it is not in memory
+        self._table: tuple[Path, int, Target] | None = None  # file and start, if it is not in memory
         self.files: list[tuple[Path, FileIdentity]] = []
         self._digest: str = ''  # of the limits, once it was asked for
-        self._kept: list[object] = []  # what keeps the files open
 
     def copy(self) -> Self:
         """Return an independently closable bag that shares what is cached."""
@@ -99,8 +98,8 @@ class Bag:
     def close(self) -> None:
         """Drop what is cached."""
         self.opened = self.immediate = False
-        self._limits = self._view = self.packed = self.tables = self.proof = None
-        self._kept = []
+        self._limits = self._view = self.packed = self.tables = self.proof = self._table = None
+        self.target = self.target._replace(kept=None)
         if self.path is not None:
             self.data = None
 
@@ -120,12 +119,11 @@ class Bag:
         With a proof, records are not read without waiting before ``confirm`` is called, once it was taken.
         """
         path = self.require_path()
-        self._kept = [path.store.keep_open(path.key)]
         self.version, self.length, self.size, self.datasize, pin, self.packed = state
-        self.target = path.key, pin
+        self.target = _kept_open(path, pin)
         self.files = [(path, FileIdentity(self.datasize if self.version == 3 else self.size, pin))]
         if self.packed is None:
-            self._table = (path, self.datasize + (layout.LIMIT if self.version == 1 else 0), pin)
+            self._table = (path, self.datasize + (layout.LIMIT if self.version == 1 else 0), self.target)
         else:
             self.tables, self.number = self.packed.tables, self.packed.number
             if self.packed.tables.in_memory:
@@ -155,7 +153,7 @@ class Bag:
             await self._open_content(self.data or b'')
         else:
             await self.path.store.ready()
-            self._kept = [self.path.store.keep_open(self.path.key)]
+            self.target = _kept_open(self.path, None)
             if self._cached_state is not None:
                 await self._open_state(self._cached_state, self.path)
             else:
@@ -186,7 +184,7 @@ class Bag:
         """Open the bag from cached state. The first read fails if the file was replaced since."""
         self.version, self.size, self.datasize, pin, _, limits = state
         self._keep_limits(limits)
-        self.target = path.key, pin
+        self.target = self.target._replace(version=pin)
         self.files = state.files(path)
         if self._cache_data:
             self.data = await self._read_data(path, self.files[0][1].size)
@@ -209,7 +207,7 @@ class Bag:
             # A writer may have appended between the two reads: the index is newer than the end of the bag.
             end = await store.read(path.key, -tail)
         self._add_file(path, end)
-        self.target = path.key, end.version
+        self.target = self.target._replace(version=end.version)
         if isinstance(index, bytes):
             await self._open_split(end, None, _whole(index))
         elif index_end is not None:
@@ -228,11 +226,11 @@ class Bag:
         """Check that the records and the table, in two files, are of one bag. A dataset is checked by its spec."""
         if self.is_remote:
             await check_files(self.files)
-        elif not is_at(files.get(*self.target).fd, path.key):  # which was read first, and may have grown
-            raise changed(self.name, f'{self.target[1]}', None)
+        elif not is_at(files.get(path.key, self.target.version).fd, path.key):  # it was read first, and may have grown
+            raise changed(self.name, f'{self.target.version}', None)
 
     async def _read_data(self, path: Path, size: int) -> bytes:
-        return (await path.read_ranges([0], [size], version=self.target[1]))[0]
+        return (await path.read_ranges([0], [size], version=self.target.version))[0]
 
     def _keep_limits(self, limits: Ints) -> None:
         self.length = len(limits) - 1
@@ -251,8 +249,6 @@ class Bag:
                 f'file is replaced while it is read: copy it to a disk first, or have the server send one of them'
             )
         self.files.append((path, FileIdentity(end.size, end.version)))
-        if path != self.path:
-            self._kept.append(path.store.keep_open(path.key))
 
     async def _open_single(self, end: Reply) -> None:
         """Open a bag of version 1 or 2, whose table is at its end."""
@@ -271,11 +267,11 @@ class Bag:
         if start >= end.start:
             first = end.data[start - end.start : start - end.start + layout.LIMIT]
         else:
-            first = (await path.read_ranges([start], [start + layout.LIMIT], version=self.target[1]))[0]
+            first = (await path.read_ranges([start], [start + layout.LIMIT], version=self.target.version))[0]
         self.version = 1 if not int.from_bytes(first, 'little') else 2
         skip = layout.LIMIT if self.version == 1 else 0
         self.length = (end.size - start - skip) // layout.LIMIT
-        self._table = (path, start + skip, self.target[1])
+        self._table = (path, start + skip, self.target)
 
     async def _open_split(self, end: Reply, index: Path | None, index_end: Reply) -> None:
         """Open a bag of version 3, whose table is a file of its own, or in memory."""
@@ -289,7 +285,7 @@ class Bag:
             filled = await self._read_limits(index, 0, index_end)
             self._keep_limits(layout.check_limits(filled, end.size, self.name))
         else:
-            self._table = (index, 0, index_end.version)
+            self._table = (index, 0, _kept_open(index, index_end.version))
 
     async def _read_limits(self, path: Path | None, start: int, end: Reply) -> Ints:
         """Return a zero and the limits from ``start`` to the end of a file, of which ``end`` is read already."""
@@ -310,7 +306,7 @@ class Bag:
 
     def identity(self) -> FileIdentity:
         """Return the size with the table, the version of the file that holds the records, and what tells the limits."""
-        return FileIdentity(self.size, self.target[1], self._told_table() if self.version == 3 else '')
+        return FileIdentity(self.size, self.target.version, self._told_table() if self.version == 3 else '')
 
     def _told_table(self) -> str:
         if self.packed is not None:
@@ -325,9 +321,9 @@ class Bag:
         Then it does not depend on how the bag was opened.
         """
         if self.version == 3 and self._table is not None and not self._digest:
-            path, start, version = self._table
+            path, start, target = self._table
             size = start + self.length * layout.LIMIT
-            self._digest = _digest_of(await self._read_limits(path, start, Reply(b'', size, size, version)))
+            self._digest = _digest_of(await self._read_limits(path, start, Reply(b'', size, size, target.version)))
 
     @property
     def origin(self) -> str:
@@ -339,7 +335,7 @@ class Bag:
     @property
     def state(self) -> BagState | None:
         """The state for the index cache; None without the table in memory or with a stand-in version."""
-        pin = self.target[1]
+        pin = self.target.version
         if self._limits is None or pin is None or not FileIdentity(self.size, pin).is_proof:
             return None
         table_pin = self.files[1][1].version if self.version == 3 else None
@@ -366,16 +362,15 @@ class Bag:
         data = self.data
         try:
             start, stop = view.pair(index) if self.packed is not None else (view[index], view[index + 1])
-            kept: Any = None if data is not None else self._kept[0]
-        except (TypeError, AttributeError, IndexError):
+        except (TypeError, AttributeError):
             self.check_open()  # another thread has closed it
             raise
         if data is not None:
             record = data[start:stop]
         else:
-            key, pin = self.target
+            key, pin, kept = self.target
             try:
-                file = kept.get(pin) or files.get(key, pin)
+                file = (kept and pin and kept.get(pin)) or files.get(key, pin)
                 record = os.pread(file.fd, stop - start, start) if stop - start <= IN_PLACE else b''
                 if len(record) != stop - start:
                     record = file.read_exactly(key, start, stop)
@@ -405,17 +400,17 @@ class Bag:
         if not self.opened:
             raise ClosedError(f'the reader of {self.name} is closed')
 
-    def limits_read(self, indices: Ints) -> tuple[tuple[str, str | None], Ints, Ints]:
-        """Return the object with the table, its key and its version, and the ranges in it that hold the limits of
-        records, if the table is not in memory.
+    def limits_read(self, indices: Ints) -> tuple[Target, Ints, Ints]:
+        """Return the object with the table, and the ranges in it that hold the limits of records, if the table is not
+        in memory.
         """
         self.check_open()
         if self._table is None:
             raise InvalidArgumentError(f'{self.name}: its table is cached')
-        path, start, version = self._table
+        _, start, target = self._table
         entries = start + layout.LIMIT * indices
         starts = np.where(indices > 0, entries - layout.LIMIT, entries)
-        return (path.key, version), starts, entries + layout.LIMIT
+        return target, starts, entries + layout.LIMIT
 
     def parse_limits(self, indices: Ints, entries: Sequence[bytes]) -> tuple[Ints, Ints]:
         """Return the starts and stops of records from the table entries of ``limits_read``."""
@@ -456,6 +451,10 @@ async def read_digests(bags: Mapping[str, Bag], expected: Identity | None) -> No
 
 def _digest_of(limits: Ints) -> str:
     return digest_of(map(crc32c, pack(limits)))
+
+
+def _kept_open(path: Path, version: str | None) -> Target:
+    return Target(path.key, version, path.store.keep_open(path.key))
 
 
 def _whole(content: bytes) -> Reply:

@@ -1,50 +1,106 @@
 """Read records of many bags in one fan-out."""
 
 import itertools
-import operator
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Proof, proven
 from granular.aio.bags.tables import PackedTables, Tables
 from granular.aio.runtime.threads import offload
+from granular.aio.stores.base import Target
 from granular.aio.stores.fanout import read_ranges
 from granular.config import MiB
 from granular.errors import CorruptBagError
 from granular.formats.checksums import check
 from granular.indexing import Ints, cut_into, owner_of, sums_of
 
-_number: Final[Callable[[Bag], int]] = operator.attrgetter('number')
-_datasize: Final[Callable[[Bag], int]] = operator.attrgetter('datasize')
-
 FEW: Final = 8
 """Datapoints, or records, up to which each is read on its own if that need not wait, as planning would take longer;
 unless stages are timed."""
 
 
+class Bags:
+    """Bags of one store, by number, with what a batch needs of each in arrays, as it has few records of many bags.
+
+    Not every number has a bag. What an opened bag has does not change until it is closed.
+    """
+
+    __slots__ = ('_bags', '_sources', '_special', '_targets', 'datasizes', 'lengths', 'numbers', 'tables')
+
+    def __init__(self, count: int) -> None:
+        self._bags: list[Any] = [None] * count
+        self._targets: list[Any] = [None] * count
+        self.lengths: Ints = np.zeros(count, np.int64)
+        self.datasizes: Ints = np.zeros(count, np.int64)  # bytes of records
+        self.tables: list[Tables | None] = []  # that have the limits, None for those that are read from the bags
+        self._sources = np.zeros(count, np.int64)  # the position in ``tables`` of those of each bag
+        self.numbers: Ints = np.zeros(count, np.int64)  # under which they have the limits of each bag
+        self._special = np.zeros(count, np.bool_)  # True for bags with data in memory, checksums or a proof
+
+    @classmethod
+    def of(cls, bags: Sequence[Bag]) -> Self:
+        """Return bags, each at its position."""
+        out = cls(len(bags))
+        for number, bag in enumerate(bags):
+            out.put(number, bag)
+        return out
+
+    def put(self, number: int, bag: Bag) -> None:
+        """Add an opened bag; raise ``ClosedError`` if it is closed."""
+        tables = bag.tables
+        if tables not in self.tables:
+            self.tables.append(tables)
+        self._sources[number], self.numbers[number] = self.tables.index(tables), bag.number
+        self.lengths[number], self.datasizes[number] = bag.length, bag.datasize
+        self._special[number] = bag.data is not None or bag.sums is not None or bag.proof is not None
+        self._bags[number], self._targets[number] = bag, bag.target
+        bag.check_open()  # last, as another thread may have closed it
+
+    def some(self, owners: Ints) -> list[Bag]:
+        bags = self._bags
+        return [bags[owner] for owner in owners.tolist()]
+
+    def targets(self, owners: Ints) -> list[Target]:
+        targets = self._targets
+        return [targets[owner] for owner in owners.tolist()]
+
+    def special(self, owners: Ints) -> list[Bag]:
+        """Return the bags of which more than limits and a file is needed to read them, or to check what is read."""
+        return self.some(owners[self._special[owners]])
+
+    def source(self, owners: Ints) -> Tables | None:
+        """Return the tables that have the limits of all these bags; None if there are several, or none."""
+        sources = self._sources[owners]
+        return self.tables[sources[0]] if (sources == sources[0]).all() else None
+
+    def by_source(self, owners: Ints) -> list[tuple[Tables | None, NDArray[np.bool_]]]:
+        """Return the tables that have limits of these bags, and for each bag whether they have its limits."""
+        sources = self._sources[owners]
+        return [(self.tables[source], sources == source) for source in np.unique(sources).tolist()]
+
+
 class Rows(NamedTuple):
     """Records of many bags of one store: so many of each bag, given by their indices, one bag behind the other."""
 
-    bags: Sequence[Bag]
+    bags: Bags
+    owners: Ints  # the number of each bag
     counts: Ints
     indices: Ints
 
     @classmethod
     def of(cls, bag: Bag, indices: Ints) -> Self:
         """Return records of one bag."""
-        return cls([bag], np.array([len(indices)]), indices)
-
-    def datasizes(self) -> Ints:
-        """Return the bytes of the records of each bag."""
-        return np.fromiter(map(_datasize, self.bags), np.int64, len(self.bags))
+        return cls(Bags.of([bag]), np.zeros(1, np.int64), np.array([len(indices)]), indices)
 
     def each(self) -> list[tuple[Bag, Ints]]:
         """Return each bag with its indices."""
         ends = np.cumsum(self.counts).tolist()
-        return [(bag, self.indices[a:b]) for bag, a, b in zip(self.bags, [0, *ends], ends, strict=False)]
+        bags = self.bags.some(self.owners)
+        return [(bag, self.indices[a:b]) for bag, a, b in zip(bags, [0, *ends], ends, strict=False)]
 
 
 class Adjacent(NamedTuple):
@@ -60,18 +116,18 @@ class Adjacent(NamedTuple):
 
 async def read_records(rows: Rows) -> list[bytes]:
     """Read records of many bags: one fan-out for the limits that are not in memory, one for the data."""
-    bags, counts, indices = rows
+    bags, owners, counts, indices = rows
     if not len(indices):
         return []
     starts, stops = await read_limits(rows)
-    totals, most = sums_of(stops - starts, counts), rows.datasizes()
+    totals, most = sums_of(stops - starts, counts), bags.datasizes[owners]
     if (totals > most).any():
         for (bag, own), total in zip(rows.each(), totals.tolist(), strict=True):
             if total > bag.datasize and len(np.unique(own)) == len(own):
                 raise CorruptBagError(f'{bag.name}: {len(own)} records have {total} bytes of {bag.datasize}')
         return await _read_distinct(rows)
-    records = await read_parts(bags, counts, starts, stops)
-    if [bag for bag in bags if bag.sums is not None]:
+    records = await read_parts(bags, owners, counts, starts, stops)
+    if [bag for bag in bags.special(owners) if bag.sums is not None]:
         for (bag, own), parts in zip(rows.each(), cut_into(records, counts.tolist()), strict=True):
             if bag.sums is None:
                 continue
@@ -89,22 +145,23 @@ async def read_adjacent(bag: Bag, indices: Ints) -> Adjacent | None:
     starts, stops = await read_limits(Rows.of(bag, indices))
     if not np.array_equal(starts[1:], stops[:-1]):
         return None
-    [data] = await read_parts([bag], np.array([1]), starts[:1], stops[-1:])
+    [data] = await read_parts(Bags.of([bag]), np.zeros(1, np.int64), np.array([1]), starts[:1], stops[-1:])
     return Adjacent(data, np.append(starts, stops[-1]) - starts[0])
 
 
-async def read_parts(bags: Sequence[Bag], counts: Ints, starts: Ints, stops: Ints) -> list[bytes]:
+async def read_parts(bags: Bags, owners: Ints, counts: Ints, starts: Ints, stops: Ints) -> list[bytes]:
     """Read byte ranges of many bags of one store in one fan-out, without checking them: so many of each bag."""
-    if not [bag for bag in bags if bag.data is not None]:
-        return await _fetch(bags, [bag.target for bag in bags], counts, starts, stops)
+    if not (special := bags.special(owners)) or not [bag for bag in special if bag.data is not None]:
+        return await _fetch(bags, owners, bags.targets(owners), counts, starts, stops)
     ends = np.cumsum(counts).tolist()
     bounds = list(zip([0, *ends], ends, strict=False))
-    kept = [bag.cached_records(starts[a:b], stops[a:b]) for bag, (a, b) in zip(bags, bounds, strict=True)]
+    some = zip(bags.some(owners), bounds, strict=True)
+    kept = [bag.cached_records(starts[a:b], stops[a:b]) for bag, (a, b) in some]
     others = [i for i, records in enumerate(kept) if records is None]
     if others:
-        own = [bags[i] for i in others]
+        own = owners[others]
         ranges = [np.concatenate([limits[slice(*bounds[i])] for i in others]) for limits in (starts, stops)]
-        fetched = await _fetch(own, [bag.target for bag in own], counts[others], *ranges)
+        fetched = await _fetch(bags, own, bags.targets(own), counts[others], *ranges)
         for i, records in zip(others, cut_into(fetched, counts[others].tolist()), strict=True):
             kept[i] = records
     return list(itertools.chain.from_iterable(filter(None, kept)))
@@ -112,35 +169,28 @@ async def read_parts(bags: Sequence[Bag], counts: Ints, starts: Ints, stops: Int
 
 async def read_limits(rows: Rows) -> tuple[Ints, Ints]:
     """Return where records begin and end in their bags."""
-    bags, counts, indices = rows
-    # Another thread may close the reader: the tables of all bags are taken now.
-    tables = [bag.tables for bag in bags]
-    sources = dict.fromkeys(tables)
-    if len(sources) == 1 and tables[0] is not None:
-        return await _look_up(tables[0], rows)
-    numbers = {source: i for i, source in enumerate(sources)}
-    owners = np.array([numbers[source] for source in tables])
-    of_record = owners.repeat(counts)
+    bags, owners, counts, indices = rows
+    if (only := bags.source(owners)) is not None:
+        return await _look_up(only, rows)
     starts, stops = np.empty((2, len(indices)), np.int64)
-    for source, number in numbers.items():
-        some, chosen = np.flatnonzero(owners == number).tolist(), np.flatnonzero(of_record == number)
-        own = Rows([bags[i] for i in some], counts[some], indices[chosen])
+    for source, some in bags.by_source(owners):
+        chosen = some.repeat(counts)
+        own = Rows(bags, owners[some], counts[some], indices[chosen])
         starts[chosen], stops[chosen] = await (_read_tables(own) if source is None else _look_up(source, own))
     return starts, stops
 
 
 async def _look_up(tables: Tables, rows: Rows) -> tuple[Ints, Ints]:
     """Return the limits of records of bags that have them in the same tables."""
-    bags, counts, indices = rows
-    numbers = np.fromiter(map(_number, bags), np.int64, len(bags))
-    starts, stops = await tables.read(numbers.repeat(counts), indices)
+    bags, owners, counts, indices = rows
+    starts, stops = await tables.read(bags.numbers[owners].repeat(counts), indices)
     if not isinstance(tables, PackedTables):  # whose limits were checked when they were opened
         return starts, stops
-    most = rows.datasizes().repeat(counts)
+    most = bags.datasizes[owners].repeat(counts)
     bad = (starts < 0) | (stops < starts) | (stops > most)
     if bad.any():
         i = int(bad.argmax())
-        bag = bags[owner_of(counts, i)]
+        (bag,) = bags.some(owners[[owner_of(counts, i)]])
         raise CorruptBagError(
             f'{bag.name}: the index of its dataset has a record from {starts[i]} to {stops[i]}, of {most[i]} bytes: '
             f'run `granular index` on the dataset'
@@ -153,7 +203,7 @@ async def _read_tables(rows: Rows) -> tuple[Ints, Ints]:
     parts = rows.each()
     reads = [bag.limits_read(own) for bag, own in parts]
     starts, stops = (np.concatenate([read[i] for read in reads]) for i in (1, 2))
-    entries = await _fetch(rows.bags, [read[0] for read in reads], rows.counts, starts, stops)
+    entries = await _fetch(rows.bags, rows.owners, [read[0] for read in reads], rows.counts, starts, stops)
     limits = [
         bag.parse_limits(own, some)
         for (bag, own), some in zip(parts, cut_into(entries, rows.counts.tolist()), strict=True)
@@ -163,10 +213,11 @@ async def _read_tables(rows: Rows) -> tuple[Ints, Ints]:
 
 
 def _fetch(
-    bags: Iterable[Bag], objects: Sequence[tuple[str, str | None]], counts: Ints, starts: Ints, stops: Ints
+    bags: Bags, owners: Ints, objects: Sequence[Target], counts: Ints, starts: Ints, stops: Ints
 ) -> Coroutine[Any, Any, list[bytes]]:
-    reading = read_ranges(next(bag.path for bag in bags if bag.path is not None).store, objects, counts, starts, stops)
-    proofs = proofs_of(bags)
+    (bag,) = bags.some(owners[:1])
+    reading = read_ranges(bag.require_path().store, objects, counts, starts, stops)
+    proofs = proofs_of(bags.special(owners))
     return proven(proofs, reading) if proofs else reading
 
 
@@ -180,7 +231,7 @@ async def _read_distinct(rows: Rows) -> list[bytes]:
     """Read records as ``read_records``, for indices that repeat: each record is read and stored once."""
     distinct = [np.unique(own, return_inverse=True) for _, own in rows.each()]
     counts = np.array([len(once) for once, _ in distinct])
-    records = await read_records(Rows(rows.bags, counts, np.concatenate([once for once, _ in distinct])))
+    records = await read_records(Rows(rows.bags, rows.owners, counts, np.concatenate([once for once, _ in distinct])))
     before = np.cumsum(counts) - counts
     again = np.concatenate([inverse + first for (_, inverse), first in zip(distinct, before.tolist(), strict=True)])
     return [records[i] for i in again.tolist()]

@@ -85,11 +85,10 @@ class PackedReferences:
     records, and the numbers of records.
     """
 
-    __slots__ = ('first', 'is_same', 'kinds', 'tables')
+    __slots__ = ('first', 'kinds', 'tables')
 
     def __init__(self, tables: PackedTables, first: int, kinds: NDArray[np.uint8]) -> None:
         self.tables, self.first, self.kinds = tables, first, kinds
-        self.is_same = not kinds.any()
 
     def at_one(self, index: int) -> list[tuple[int, int]]:
         """Return the first record and the number of records of each key of one datapoint, from memory."""
@@ -106,21 +105,19 @@ class PackedReferences:
 
 
 async def read_packed_references(
-    references: Sequence[PackedReferences], sizes: Ints, indices: Ints
+    tables: PackedTables, kinds: NDArray[np.uint8], first: Ints, sizes: Ints, indices: Ints
 ) -> tuple[Ints, Ints]:
     """Return the first record and the number of records, both of shape (datapoints, keys), of so many datapoints of
-    each of some shards of one index, by one look-up.
+    each of some shards of one index, by one look-up: of the shards that have these ``PackedReferences``.
     """
-    keys = len(references[0].kinds)
-    firsts, counts = np.repeat(indices[:, None], keys, axis=1), np.ones((len(indices), keys), np.int64)
-    if all(one.is_same for one in references):
+    firsts, counts = indices[:, None].repeat(kinds.shape[1], axis=1), np.ones((len(indices), kinds.shape[1]), np.int64)
+    if not kinds.any():
         return firsts, counts
-    kinds = np.repeat([one.kinds for one in references], sizes, axis=0)
-    tables = np.repeat([one.first for one in references], sizes)
+    kinds, first = kinds.repeat(sizes, axis=0), first.repeat(sizes)
     point, key = np.nonzero(kinds >= RUNS)
     any_point, any_key = np.nonzero(kinds == ANY)
-    lefts, rights = await references[0].tables.read(
-        np.concatenate([tables[point] + 2 * key, tables[any_point] + 2 * any_key + 1]),
+    lefts, rights = await tables.read(
+        np.concatenate([first[point] + 2 * key, first[any_point] + 2 * any_key + 1]),
         np.concatenate([indices[point], indices[any_point]]),
     )
     firsts[point, key] = lefts[: len(point)]

@@ -7,8 +7,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.aio.bags.records import read_limits, read_parts
-from granular.aio.datasets.columns import Columns, Picks, read_references, record_rows
+from granular.aio.bags.records import Bags, read_limits, read_parts
+from granular.aio.datasets.columns import Columns, Datasets, Picks, read_references, record_rows
 from granular.aio.stores.fanout import once_more
 from granular.errors import CorruptDatasetError, InvalidArgumentError
 from granular.formats.codecs.arrays import UNPACKING, array_counts, array_head, parse_array_head
@@ -20,7 +20,8 @@ _HEAD: Final = 64  # bytes; at least those before the data of an array
 async def record_sizes(shards: Sequence[Columns], key: str) -> tuple[Ints, Ints]:
     """Return where the records of a key begin, and their bytes; of a sequence 0, and the number of its records."""
     lengths = np.array([columns.length for columns in shards], np.int64)
-    picks = Picks(shards, lengths, np.concatenate([np.arange(length) for length in lengths.tolist()]))
+    indices = np.concatenate([np.arange(length) for length in lengths.tolist()])
+    picks = Picks(Datasets.of(shards), np.arange(len(lengths)), lengths, indices)
     (choice,) = shards[0].choose((key,))
     references = await read_references(picks)
     rows, counts = record_rows(picks, choice, references)
@@ -152,6 +153,6 @@ class ArrayTable:
         groups = grouped(np.searchsorted(self._firsts, owners, side='right') - 1)
         counts = [len(own) for _, own in groups]
         order = np.concatenate([own for _, own in groups])
-        bags = [self._shards[number].bags[self._key] for number, _ in groups]
-        parts = await read_parts(bags, np.array(counts), starts[order], stops[order])
+        bags = Bags.of([self._shards[number].bags[self._key] for number, _ in groups])
+        parts = await read_parts(bags, np.arange(len(groups)), np.array(counts), starts[order], stops[order])
         return placed(groups, cut_into(parts, counts), len(owners))

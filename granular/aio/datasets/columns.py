@@ -2,13 +2,13 @@
 
 import copy
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Snapshot
-from granular.aio.bags.records import Adjacent, Rows, read_adjacent, read_records
+from granular.aio.bags.records import Adjacent, Bags, Rows, read_adjacent, read_records
 from granular.aio.bags.tables import PackedReferences, read_packed_references
 from granular.aio.datasets.codec import Field, decode_error, decode_records, raw
 from granular.aio.datasets.references import References, clip, unpack_rows
@@ -23,6 +23,16 @@ from granular.indexing import Ints, cut_into, owner_of, sums_of
 
 Datapoint = dict[str, Any]
 Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
+
+
+_MASKS: Final = 16  # whose fields are remembered
+
+BAGS: Final = 0
+"""References are read from their bags."""
+MEMORY: Final = 1
+"""References are in memory: ``References``."""
+PACKED: Final = 2
+"""References are in the index: ``PackedReferences``."""
 
 
 class Choice(NamedTuple):
@@ -43,11 +53,13 @@ class Columns:
         self.bags: dict[str, Bag] = bags
         self.refs: Bag | None = refs
         self.choices: list[Choice] = [Choice(field, i, True) for i, field in enumerate(fields)]  # all fields
+        self._chosen: dict[tuple[str, ...], list[Choice]] = {}  # for masks that were used
         self._light = all(field.light for field in fields)
         self.references: References | PackedReferences | None = None  # if they are cached
         self.snapshot: Snapshot | None = None  # that has these columns
         self.length: int = 0  # the number of datapoints
         self.immediate: bool = False  # True if datapoints can be read without waiting
+        self._alone: Datasets | None = None
 
     def complete(self, references: References | PackedReferences | None = None) -> None:
         """Complete the columns once their bags are opened, with references that are available without a read."""
@@ -79,12 +91,22 @@ class Columns:
         columns = copy.copy(self)
         columns.refs = None if self.refs is None else self.refs.copy()
         columns.bags = {key: bag.copy() for key, bag in self.bags.items()}
+        columns._alone = None
         return columns
 
     def close(self) -> None:
         for bag in self.all_bags.values():
             bag.close()
-        self.references = self.snapshot = None
+        self.references = self.snapshot = self._alone = None
+
+    @property
+    def alone(self) -> 'Datasets':
+        """This dataset, with number 0."""
+        if (alone := self._alone) is None:
+            alone = Datasets(self, 1)
+            alone.put(0, self)
+            self._alone = alone
+        return alone
 
     def difference(self, spec: Mapping[str, str], layout: Layout, other: str) -> str | None:
         """Compare the dataset with the spec and layout of another one; None if they agree."""
@@ -103,6 +125,19 @@ class Columns:
         """
         if mask is None:
             return self.choices
+        if type(mask) is not tuple:
+            return self._choose(mask)
+        try:
+            if (known := self._chosen.get(mask)) is not None:
+                return known
+        except TypeError:  # not of strings
+            return self._choose(mask)
+        chosen = self._choose(mask)
+        if len(self._chosen) < _MASKS:
+            self._chosen[mask] = chosen
+        return chosen
+
+    def _choose(self, mask: Mapping[str, bool | range | slice] | Iterable[str]) -> list[Choice]:
         selections: Mapping[str, bool | range | slice]
         keys = [mask] if isinstance(mask, str) else mask
         try:
@@ -221,33 +256,99 @@ def _check_selection(selection: Any, field: Field, name: str) -> None:
 # --- many datapoints of many datasets
 
 
-class Picks(NamedTuple):
-    """Datapoints of many datasets, which share a spec and a store: so many of each, given by their indices, one dataset
-    behind the other.
+class Datasets:
+    """Datasets that share a spec, a layout and a store, by number, with what a batch needs of each in arrays.
+
+    Not every number has a dataset; ``first`` is any of them.
     """
 
-    datasets: Sequence[Columns]
+    __slots__ = ('_columns', '_filled', '_kinds', '_tables', 'bags', 'first', 'references', 'sources')
+
+    def __init__(self, first: Columns, count: int) -> None:
+        self.first = first
+        self._columns: list[Any] = [None] * count
+        self._filled = np.zeros(count, np.bool_)
+        # Key by key, those of one key in the order of the datasets, and the references behind those of all keys.
+        self.bags = Bags(count * len(first.all_bags))
+        self.references: list[References | PackedReferences | None] = [None] * count
+        self.sources: Ints = np.full(count, BAGS)  # of the references
+        self._tables: Ints = np.zeros(count, np.int64)  # the first one, and kinds, of ``PackedReferences``
+        self._kinds = np.zeros((count, len(first.spec)), np.uint8)
+
+    @classmethod
+    def of(cls, datasets: Sequence[Columns]) -> Self:
+        """Return datasets, each at its position."""
+        out = cls(datasets[0], len(datasets))
+        for number, columns in enumerate(datasets):
+            out.put(number, columns)
+        return out
+
+    def missing(self, numbers: Ints) -> list[int]:
+        """Return those of some numbers that have no dataset."""
+        filled = self._filled[numbers]
+        return [] if filled.all() else numbers[~filled].tolist()
+
+    def put(self, number: int, columns: Columns) -> None:
+        """Add an opened dataset; raise ``ClosedError`` if it is closed."""
+        references = columns.references
+        self._columns[number], self.references[number] = columns, references
+        if isinstance(references, PackedReferences):
+            self.sources[number] = PACKED
+            self._tables[number], self._kinds[number] = references.first, references.kinds
+        elif references is not None:
+            self.sources[number] = MEMORY
+        bags = [columns.bags[key] for key in self.first.spec]
+        for i, bag in enumerate(bags if columns.refs is None else [*bags, columns.refs]):
+            self.bags.put(i * len(self._columns) + number, bag)
+        self._filled[number] = True  # last, as another thread may read it then
+
+    def columns(self, number: int) -> Columns:
+        columns: Columns = self._columns[number]
+        return columns
+
+    def owners(self, key: int, numbers: Ints) -> Ints:
+        """Return the numbers of the bags of a key, by its position in the spec; one behind the last for references."""
+        return numbers + key * len(self._columns)
+
+    async def read_packed(self, numbers: Ints, counts: Ints, indices: Ints) -> 'Referenced':
+        """Return the references of datapoints of shards of one index."""
+        packed: Any = self.references[numbers[0]]
+        first, kinds = self._tables[numbers], self._kinds[numbers]
+        return await read_packed_references(packed.tables, kinds, first, counts, indices)
+
+
+class Picks(NamedTuple):
+    """Datapoints of many datasets: so many of each, given by their indices, one dataset behind the other."""
+
+    datasets: Datasets
+    numbers: Ints  # of each dataset
     counts: Ints
     indices: Ints
 
     @classmethod
     def of(cls, columns: Columns, indices: Ints) -> Self:
         """Return datapoints of one dataset."""
-        return cls([columns], np.array([len(indices)]), indices)
+        return cls(columns.alone, np.zeros(1, np.int64), np.array([len(indices)]), indices)
 
     @classmethod
     def of_several(cls, datasets: Sequence[Columns], counts: Ints, indices: Ints) -> Self:
         """Return so many datapoints of each of some datasets."""
-        return cls(datasets, counts, indices)
+        return cls(Datasets.of(datasets), np.arange(len(datasets)), counts, indices)
 
     @property
     def is_remote(self) -> bool:
-        return self.datasets[0].is_remote
+        return self.datasets.first.is_remote
 
     def locate(self, position: int) -> tuple[Columns, int]:
         """Return the dataset of the datapoint at a position, and its index in it."""
-        number = owner_of(self.counts, position)
-        return self.datasets[number], int(self.indices[position])
+        return self.columns(owner_of(self.counts, position)), int(self.indices[position])
+
+    def columns(self, position: int) -> Columns:
+        """Return the dataset at a position among those of ``numbers``."""
+        return self.datasets.columns(int(self.numbers[position]))
+
+    def record_owners(self, key: int) -> Ints:
+        return self.datasets.owners(key, self.numbers)
 
 
 def as_datapoints(
@@ -285,8 +386,8 @@ async def _read_buffers(columns: Columns, picks: Picks, choices: Sequence[Choice
         out.update({choice.field.key: column for choice, column in zip(some, values, strict=True)})
 
     async def read_raw(choice: Choice) -> None:
-        ((bag,), _, indices), _ = record_rows(picks, choice, references)
-        buffer = await read_adjacent(bag, indices)
+        rows, _ = record_rows(picks, choice, references)
+        buffer = await read_adjacent(columns.bags[choice.field.key], rows.indices)
         if buffer is None:
             await read_values([choice])
         else:
@@ -336,9 +437,8 @@ def join_rows(parts: Sequence[tuple[Rows, Ints | None]]) -> tuple[Rows, list[Int
     rows = [own for own, _ in parts]
     if len(rows) == 1:
         return rows[0], [parts[0][1]]
-    bags = [bag for own in rows for bag in own.bags]
-    counts, indices = (np.concatenate([own[i] for own in rows]) for i in (1, 2))
-    return Rows(bags, counts, indices), [counts for _, counts in parts]
+    owners, counts, indices = (np.concatenate([own[i] for own in rows]) for i in (1, 2, 3))
+    return Rows(rows[0].bags, owners, counts, indices), [counts for _, counts in parts]
 
 
 def record_rows(picks: Picks, choice: Choice, references: Referenced) -> tuple[Rows, Ints | None]:
@@ -347,62 +447,60 @@ def record_rows(picks: Picks, choice: Choice, references: Referenced) -> tuple[R
     All datasets are computed together, as a batch has few datapoints of each of many shards. Raises
     ``CorruptDatasetError`` for references, those of ``read_references``, that point to no records.
     """
-    key, (datasets, sizes, indices) = choice.field.key, picks
-    bags = [columns.bags[key] for columns in datasets]
-    if datasets[0].refs is None:
-        return Rows(bags, sizes, indices), None
+    key, (datasets, _, sizes, indices) = choice.field.key, picks
+    bags, owners = datasets.bags, picks.record_owners(choice.number)
+    if datasets.first.refs is None:
+        return Rows(bags, owners, sizes, indices), None
     first, count = (numbers[:, choice.number] for numbers in references)
-    lengths = np.array([bag.length for bag in bags])
+    lengths = bags.lengths[owners]
     bad = (first < 0) | (count < 0) | (first > lengths.repeat(sizes) - count)
     if bad.any():
         i = int(np.argmax(bad))
         columns, index = picks.locate(i)
         columns.check_reference(key, index, int(first[i]), int(count[i]))
     if not choice.field.many:
-        return Rows(bags, sizes, first), None
+        return Rows(bags, owners, sizes, first), None
     if choice.selection is not True:
-        owners = (columns.name for columns, size in zip(datasets, sizes.tolist(), strict=True) for _ in range(size))
-        rows = zip(first.tolist(), count.tolist(), indices.tolist(), owners, strict=True)
+        names = (picks.columns(i).name for i, size in enumerate(sizes.tolist()) for _ in range(size))
+        rows = zip(first.tolist(), count.tolist(), indices.tolist(), names, strict=True)
         clipped = [clip(f, c, choice.selection, key, index, name) for f, c, index, name in rows]
         first, count = np.array(clipped, np.int64).reshape(-1, 2).T
     totals, ends = sums_of(count, sizes), np.cumsum(sizes)
     for i in np.flatnonzero(totals > lengths).tolist():
         own = slice(ends[i] - sizes[i], ends[i])
-        datasets[i].check_distinct(key, indices[own], count[own])
+        picks.columns(i).check_distinct(key, indices[own], count[own])
     records = np.arange(totals.sum()) + np.repeat(first - np.cumsum(count) + count, count)
-    return Rows(bags, totals, records), count
+    return Rows(bags, owners, totals, records), count
 
 
 async def read_references(picks: Picks) -> Referenced:
     """Return the first record and the number of records of datapoints."""
-    datasets, counts, indices = picks
-    if datasets[0].refs is None:
+    datasets, numbers, counts, indices = picks
+    if datasets.first.refs is None:
         return indices[:, None], np.ones((1, 1), np.int64)
-    cached = [columns.references for columns in datasets]  # now, as another thread may close the reader
-    kinds = [type(references) for references in cached]
-    if len(set(kinds)) == 1:
-        return await _read_references(picks, cached)
-    every, keys = np.array([id(kind) for kind in kinds]).repeat(counts), len(datasets[0].spec)
-    out = np.empty((2, len(indices), keys), np.int64)
-    for kind in set(kinds):
-        some, chosen = [i for i, other in enumerate(kinds) if other is kind], np.flatnonzero(every == id(kind))
-        own = Picks([datasets[i] for i in some], counts[some], indices[chosen])
-        out[:, chosen] = await _read_references(own, [cached[i] for i in some])
+    sources = datasets.sources[numbers]
+    if (sources == sources[0]).all():
+        return await _read_references(picks, int(sources[0]))
+    out = np.empty((2, len(indices), len(datasets.first.spec)), np.int64)
+    for source in np.unique(sources).tolist():
+        some = sources == source
+        chosen = some.repeat(counts)
+        own = Picks(datasets, numbers[some], counts[some], indices[chosen])
+        out[:, chosen] = await _read_references(own, source)
     return out[0], out[1]
 
 
-async def _read_references(picks: Picks, cached: Sequence[Any]) -> Referenced:
-    """Return the references of datasets that all have them in memory, or in an index, or in their bags."""
-    datasets, counts, indices = picks
-    refs = [columns.refs for columns in datasets if columns.refs is not None]
-    if cached[0] is None:
-        rows = Rows(refs, counts, indices)
-        return unpack_rows(rows, await read_records(rows), datasets[0].spec)
-    if isinstance(cached[0], PackedReferences):
-        for bag in refs:
-            bag.check_open()
-        return await read_packed_references(cached, counts, indices)
+async def _read_references(picks: Picks, source: int) -> Referenced:
+    """Return the references of datasets that all have them in the same kind of source."""
+    datasets, numbers, counts, indices = picks
+    if source == PACKED:
+        return await datasets.read_packed(numbers, counts, indices)
+    if source == BAGS:
+        spec = datasets.first.spec
+        rows = Rows(datasets.bags, picks.record_owners(len(spec)), counts, indices)
+        return unpack_rows(rows, await read_records(rows), spec)
     parts = np.split(indices, np.cumsum(counts[:-1]))
+    cached: list[Any] = [datasets.references[number] for number in numbers.tolist()]
     both = [references.at(own) for references, own in zip(cached, parts, strict=True)]
-    firsts, numbers = (np.concatenate([pair[i] for pair in both]) for i in (0, 1))
-    return firsts, numbers
+    firsts, totals = (np.concatenate([pair[i] for pair in both]) for i in (0, 1))
+    return firsts, totals

@@ -284,11 +284,8 @@ class Dataset:
 
 
 def join_tables(datasets: Collection[Dataset]) -> None:
-    """Join the limits of the shards that were opened by their own tables, key by key, so that a batch looks up those of
-    all shards at once.
-    """
-    for key in next((dataset.columns.all_bags for dataset in datasets), ()):
-        join_limits([dataset.columns.all_bags[key] for dataset in datasets])
+    """Join the limits of the shards that were opened by their own tables, so that a batch looks up all at once."""
+    join_limits([bag for dataset in datasets for bag in dataset.columns.all_bags.values()])
 
 
 def all_or_none(values: Mapping[K, V | None]) -> dict[K, V] | None:

@@ -295,7 +295,8 @@ class DatasetIndex(PackedTables):
         if (references := self.references(shard)) is None:
             return False
         firsts, counts = await offload(unpack_refs, records, self.directory.spec, f'{self.path}')
-        own = await read_packed_references([references], np.array([len(records)]), np.arange(len(records)))
+        kinds, first = references.kinds[None], np.array([references.first])
+        own = await read_packed_references(self, kinds, first, np.array([len(records)]), np.arange(len(records)))
         # An empty sequence has no first record.
         return np.array_equal(counts, own[1]) and not ((firsts != own[0]) & (counts > 0)).any()
 

@@ -11,7 +11,7 @@ from granular._words import logger
 from granular.aio.bags.identity import FileIdentity, Identity, check_files
 from granular.aio.bags.index_cache import FolderState, Proof, Snapshot
 from granular.aio.datasets.codec import Field
-from granular.aio.datasets.columns import Columns, Mask
+from granular.aio.datasets.columns import Columns, Datasets, Mask
 from granular.aio.datasets.comparison import Pins, find_moved, is_shard_unchanged
 from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.aio.datasets.index import DatasetIndex
@@ -51,7 +51,7 @@ class IndexedShards:
         self.index, self._numbers, self._fields, self._create = index, numbers, fields, create
         self.own: dict[int, Dataset] = {}
         self._made: dict[int, Dataset] = {}
-        self._columns: dict[int, Columns] = {}  # of the shards that were read
+        self._datasets: Datasets | None = None  # the shards that were read
         # Shards that may have been replaced since the index was built: all of them, until they are compared. A later
         # replacement is an error, as without an index.
         self.unchecked: NDArray[np.bool_] = np.ones(len(numbers), np.bool_)
@@ -67,7 +67,7 @@ class IndexedShards:
         shards = copy.copy(self)
         shards.own = {i: dataset.copy() for i, dataset in self.own.items()}
         shards._made = {i: dataset.copy() for i, dataset in self._made.items() if not self.unchecked[i]}
-        shards._columns, shards.pins = {}, dict(self.pins)
+        shards._datasets, shards.pins = None, dict(self.pins)
         # A shard that one of them reads by its own tables from now on may be the indexed one in the other.
         shards.unchecked = self.unchecked.copy()
         return shards
@@ -75,6 +75,7 @@ class IndexedShards:
     def close(self) -> None:
         for dataset in (*self.own.values(), *self._made.values()):
             dataset.columns.close()
+        self._datasets = None
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -92,14 +93,17 @@ class IndexedShards:
             self._made[position] = dataset
         return dataset
 
-    def columns(self, positions: Sequence[int]) -> list[Columns]:
+    def columns(self, positions: Iterable[int]) -> list[Columns]:
         """Return the columns of some shards."""
-        known = self._columns
-        try:
-            return [known[i] for i in positions]
-        except KeyError:
-            known.update({i: self[i].columns for i in positions if i not in known})
-            return [known[i] for i in positions]
+        return [self[i].columns for i in positions]
+
+    def datasets(self, positions: Ints) -> Datasets:
+        """Return datasets that have the columns of some shards, at their positions."""
+        if (datasets := self._datasets) is None:
+            datasets = self._datasets = Datasets(self[0].columns, len(self))
+        for i in datasets.missing(positions):
+            datasets.put(i, self[i].columns)
+        return datasets
 
     def _shard_name(self, position: int) -> str:
         return shard_name(int(self._numbers[position]))
@@ -269,9 +273,9 @@ class IndexedShards:
         return [i for i, is_indexed in zip(unchecked, found, strict=True) if not is_indexed]
 
     async def _check(self, positions: Sequence[int]) -> None:
-        before = [self._columns.get(i) for i in positions]
+        before = self.columns(positions)
         replaced = await self.find_replaced(positions)
-        if replaced or any(self._columns.get(i) is not columns for i, columns in zip(positions, before, strict=True)):
+        if replaced or self.columns(positions) != before:
             others = replaced or positions
             raise ObjectChangedError(
                 f'{self._name}: {len(others)} shards are not those in its index, such as {self._shard_name(others[0])}'
@@ -302,7 +306,7 @@ class IndexedShards:
             dataset.confirm()
         else:
             self._made.pop(position, None)
-            self._columns.pop(position, None)
+        self._datasets = None  # a read that has them continues with the shards that it began with
         self.pins[position], self.moved = pins, True
         self.unchecked[position] = False
 
@@ -364,7 +368,7 @@ class IndexedShards:
         for i, dataset in zip(positions, await gather(opening), strict=True):
             self.own[i] = dataset
             self.unchecked[i] = False
-            self._columns.pop(i, None)
+        self._datasets = None
 
     async def _open(self, position: int, is_checked: bool) -> Dataset:
         number, dataset = int(self._numbers[position]), self._create(self._shard_name(position))

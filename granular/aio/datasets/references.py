@@ -87,7 +87,7 @@ def unpack_rows(rows: Rows, records: list[bytes], spec: Spec) -> tuple[Ints, Int
     try:
         return unpack_refs(records, spec, 'references')
     except CorruptDatasetError:
-        for bag, own in zip(rows.bags, cut_into(records, rows.counts.tolist()), strict=True):
+        for (bag, _), own in zip(rows.each(), cut_into(records, rows.counts.tolist()), strict=True):
             unpack_refs(own, spec, bag.name)  # raises an error that names the bag
         raise
 

@@ -10,7 +10,7 @@ from granular._words import counted, logger
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.appending import finished_shards
-from granular.aio.datasets.columns import Columns, Mask
+from granular.aio.datasets.columns import Columns, Datasets, Mask
 from granular.aio.datasets.comparison import Pins, compare
 from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions, all_or_none, join_tables
@@ -34,7 +34,7 @@ _TOGETHER: Final = 128
 class ListedShards(tuple[Dataset, ...]):
     """Shards that were opened each by its own tables, with the methods of ``IndexedShards``."""
 
-    __slots__ = ()
+    _datasets: Datasets | None = None
 
     def copy(self) -> 'ListedShards':
         return ListedShards(dataset.copy() for dataset in self)
@@ -42,9 +42,12 @@ class ListedShards(tuple[Dataset, ...]):
     def close(self) -> None:
         for dataset in self:
             dataset.columns.close()
+        self._datasets = None
 
-    def columns(self, positions: Sequence[int]) -> list[Columns]:
-        return [self[i].columns for i in positions]
+    def datasets(self, positions: Ints) -> Datasets:
+        if (datasets := self._datasets) is None:
+            datasets = self._datasets = Datasets.of([dataset.columns for dataset in self])
+        return datasets
 
     def lengths(self) -> Ints:
         return np.array([dataset.columns.length for dataset in self], np.int64)

@@ -174,17 +174,18 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         numbers, counts, indices, order = self._divided(positions)
         shards = self._shards
         is_unchecked = isinstance(shards, IndexedShards) and shards.unchecked[numbers].any()
-        return Located(shards.columns(numbers.tolist()), counts, indices, order, not is_unchecked)
+        columns = [shards[i].columns for i in numbers.tolist()]
+        return Located(columns, counts, indices, order, not is_unchecked)
 
     async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
         numbers, counts, positions, order = self._divided(positions)
-        used = numbers.tolist()
         while True:
-            picks = Picks(self._shards.columns(used), counts, positions)
+            picks = Picks(self._shards.datasets(numbers), numbers, counts, positions)
             try:
                 return await self._shards.read(numbers, read_columns(picks, choices)), order
             except (ObjectChangedError, NotFoundError):
-                if not await self._shards.replace(used, picks.datasets):
+                columns = [picks.columns(i) for i in range(len(numbers))]
+                if not await self._shards.replace(numbers.tolist(), columns):
                     raise
 
 

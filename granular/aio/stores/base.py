@@ -109,10 +109,20 @@ class Request(NamedTuple):
     version: str | None = None
 
 
-class Spans(NamedTuple):
-    """Byte ranges to read from many objects, none of which overlap: those of one object behind those of another."""
+class Target(NamedTuple):
+    """An object to read, which must have the given version unless that is None."""
 
-    objects: Sequence[tuple[str, str | None]]  # the key of each, and the version that it must have unless that is None
+    key: str
+    version: str | None = None
+    kept: Mapping[str, Any] | None = None  # the local file by its version, while it is kept open
+
+
+class Spans(NamedTuple):
+    """Byte ranges to read from many objects: those of one object behind those of another, and except for local files
+    ascending and disjoint.
+    """
+
+    objects: Sequence[Target]
     owners: list[int]  # the position of the object of each range
     starts: list[int]
     stops: list[int]
@@ -123,7 +133,7 @@ class Spans(NamedTuple):
         owners = [i for i, request in enumerate(requests) for _ in request.starts]
         starts = [int(start) for request in requests for start in request.starts]
         stops = [int(stop) for request in requests for stop in request.stops]
-        return cls([(request.key, request.version) for request in requests], owners, starts, stops)
+        return cls([Target(request.key, request.version) for request in requests], owners, starts, stops)
 
     def requests(self) -> list[Request]:
         """Return a request for each object that has ranges."""
@@ -131,7 +141,7 @@ class Spans(NamedTuple):
         out, at = [], 0
         for owner, group in itertools.groupby(owners):
             end = at + sum(1 for _ in group)
-            key, version = objects[owner]
+            key, version, _ = objects[owner]
             out.append(Request(key, starts[at:end], stops[at:end], version))
             at = end
         return out
@@ -385,8 +395,10 @@ class Store(abc.ABC):
 
     # --- writing
 
-    def keep_open(self, key: str) -> object:
-        """Return an object that keeps a local file open from its next read on, as long as the object exists."""
+    def keep_open(self, key: str) -> Mapping[str, Any] | None:
+        """Return an object that keeps a local file open from its next read on, as long as the object exists; it has the
+        open file by its version.
+        """
         return None
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:

@@ -11,7 +11,7 @@ from granular._words import logger
 from granular.aio.runtime.buffers import keep_freed
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.stores import Request, Store, ranges
-from granular.aio.stores.base import Spans
+from granular.aio.stores.base import Spans, Target
 from granular.errors import CorruptError, OutOfRangeError
 from granular.indexing import Ints, cut_into, owner_of
 from granular.metrics import READ, counters, record_time, timing
@@ -21,6 +21,8 @@ T = TypeVar('T')
 # Objects are mapped into one address space, 64 TiB apart, so that one plan covers all of them.
 _BITS: Final = 46
 _MOST: Final = 1 << (62 - _BITS)
+# Fewer ranges of each local file, on average, are read as they are: planning takes longer than reading them.
+_SPARSE: Final = 2
 
 
 past_caches: Final[contextvars.ContextVar[bool]] = contextvars.ContextVar('past_caches', default=False)
@@ -56,16 +58,14 @@ async def read_all(store: Store, requests: Sequence[Request]) -> list[list[bytes
         return []
     counts = [len(request.starts) for request in requests]
     starts, stops = (np.concatenate(bounds) for bounds in zip(*((r.starts, r.stops) for r in requests), strict=True))
-    objects = [(request.key, request.version) for request in requests]
+    objects = [Target(request.key, request.version) for request in requests]
     return cut_into(await read_ranges(store, objects, np.array(counts), starts, stops), counts)
 
 
-async def read_ranges(
-    store: Store, objects: Sequence[tuple[str, str | None]], counts: Ints, starts: Ints, stops: Ints
-) -> list[bytes]:
+async def read_ranges(store: Store, objects: Sequence[Target], counts: Ints, starts: Ints, stops: Ints) -> list[bytes]:
     """Read byte ranges of many objects, as ``read_all`` does: so many of each, one object behind the other.
 
-    An object is given by its key and its version; the same one may be given again.
+    The same object may be given again.
     """
     keep_freed()
     if len(objects) > _MOST:
@@ -75,20 +75,22 @@ async def read_ranges(
     if not len(starts):
         return []
     if (highest := int(stops.max())) >= 1 << _BITS:
-        key, _ = objects[owner_of(counts, int(stops.argmax()))]
+        key = objects[owner_of(counts, int(stops.argmax()))].key
         raise OutOfRangeError(f'{store.url(key)}: no object has {highest} bytes')
     counters.ranges += len(starts)
-    if len(objects) > 1:
-        base = (np.arange(len(objects)) << _BITS).repeat(counts)
-        starts, stops = base + starts, base + stops
-    plan = ranges.plan(starts, stops, max_gap=store.merge.max_gap)
-    if not len(plan.starts):
-        return [b''] * len(starts)
-    owners = plan.starts >> _BITS
-    zero = owners << _BITS
-    spans = Spans(objects, owners.tolist(), (plan.starts - zero).tolist(), (plan.stops - zero).tolist())
+    numbers, plan = np.arange(len(objects)).repeat(counts), None
+    if store.local and len(starts) < _SPARSE * len(objects) and (stops > starts).all() and int(starts.min()) >= 0:
+        spans = Spans(objects, numbers.tolist(), starts.tolist(), stops.tolist())
+    else:
+        base = numbers << _BITS
+        plan = ranges.plan(base + starts, base + stops, max_gap=store.merge.max_gap)
+        if not len(plan.starts):
+            return [b''] * len(starts)
+        owners = plan.starts >> _BITS
+        zero = owners << _BITS
+        spans = Spans(objects, owners.tolist(), (plan.starts - zero).tolist(), (plan.stops - zero).tolist())
     began = time.perf_counter()
     replies = await store.read_spans(spans, past_caches.get())
     if timing.on:
         record_time(READ + (store.root or 'file'), len(starts), time.perf_counter() - began)
-    return ranges.cut(plan, replies)
+    return replies if plan is None else ranges.cut(plan, replies)

@@ -77,6 +77,8 @@ def cut(plan: Plan, spans: Sequence[bytes]) -> list[bytes]:
 
     A range smaller than its span is copied, so that a small range never keeps a large span in memory.
     """
+    if len(plan.starts) == len(plan.span) == np.count_nonzero(plan.length):
+        return [spans[span] for span in plan.span.tolist()]  # each range is a span of its own
     rows = zip(plan.span.tolist(), plan.offset.tolist(), plan.length.tolist(), strict=True)
     # A slice of a whole bytes object is the object itself, without a copy.
     return [spans[span][offset : offset + length] if length else b'' for span, offset, length in rows]

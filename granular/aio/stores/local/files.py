@@ -1,6 +1,8 @@
 """Reads from local files, which are kept open and identified by their version."""
 
+import collections
 import errno
+import fcntl
 import itertools
 import operator
 import os
@@ -9,8 +11,8 @@ import stat
 import threading
 import weakref
 import zlib
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple
 
 from granular.aio.reply import changed
 from granular.aio.runtime.buffers import blank
@@ -34,21 +36,40 @@ _AT_ONCE = 64
 _state_of: Final = operator.attrgetter('st_ctime_ns', 'st_mtime_ns', 'st_size')
 
 
+class Facts(NamedTuple):
+    """What is known about an opened file."""
+
+    size: int
+    version: str
+    seen: os.stat_result
+    state: tuple[int, ...]
+    end: int  # checksum
+
+
 class OpenFile(Descriptor):
     """A local file open for reading, closed when its last reader releases it."""
 
     __slots__ = ('_end', '_seen', '_state', 'size', 'version')
+    size: int
+    version: str
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, least: int = 0, before: Facts | None = None) -> None:
         # Opening a pipe would wait for its writer, perhaps forever.
-        super().__init__(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        super().__init__(_at_least(path, flags, least) if least else path, flags)
         info = os.fstat(self.fd)
+        if before is not None and os.path.samestat(info, before.seen) and _state_of(info) == before.state:
+            self.size, self.version, self._seen, self._state, self._end = before
+            return
         if not stat.S_ISREG(info.st_mode) and not stat.S_ISDIR(info.st_mode):
             raise StoreError(f'{path}: expected a file, got a pipe or a device', path=path)
-        self.size: int = info.st_size
-        self.version: str = version_of(info)
+        self.size = info.st_size
+        self.version = version_of(info)
         self._see(info)
         self._end = self._checksum_of_end() if stat.S_ISREG(info.st_mode) else 0
+
+    def facts(self) -> Facts:
+        return Facts(self.size, self.version, self._seen, self._state, self._end)
 
     def read_exactly(self, key: str, start: int, stop: int) -> bytes:
         if stop - start <= IN_PLACE:
@@ -95,6 +116,12 @@ class OpenFile(Descriptor):
         return zlib.crc32(os.pread(self.fd, self.size - start, start))
 
 
+def are_unchanged(opened: Collection[OpenFile]) -> bool:
+    """Return whether nothing about files has changed since they were opened, or checked; otherwise check each."""
+    states = map(_state_of, map(os.fstat, [file.fd for file in opened]))
+    return list(states) == [file._state for file in opened]
+
+
 def version_of(info: os.stat_result) -> str:
     """Return the version of a file, made of its inode, size, modification time, and the time of its last change.
 
@@ -122,13 +149,20 @@ class KeptFile(dict[str, OpenFile]):
     It is kept by version: a reader of a file that was replaced continues with the file it opened.
     """
 
-    __slots__ = ('__weakref__',)
+    __slots__ = ('__weakref__', 'closed')
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed: dict[str, Facts] = {}  # those that were closed to leave descriptors to others, by version
 
 
 class OpenFiles:
     """The files that readers keep open, as many as the limit on descriptors allows, however many shards there are.
 
-    Other files are opened for each read.
+    Other files are opened for each read, which takes as long as reading some ten records. So where more files are read
+    than the soft limit allows, it is raised, once, as systems mean programs to do: it is 1,024 by default only for
+    programs that call select(), which fails for higher descriptors. For these, files have descriptors above the former
+    limit from then on.
     """
 
     def __init__(self) -> None:
@@ -136,7 +170,9 @@ class OpenFiles:
         # References without callbacks: an interrupt in a callback would be ignored.
         self._kept: dict[str, weakref.ref[KeptFile]] = {}
         self._most = 1024  # references, after which those that are dead are removed
-        self._order: dict[tuple[str, str], weakref.ref[KeptFile]] = {}  # by path and version, the oldest first
+        # By path and version, the oldest first: at the front of a dict, those that were removed would take time.
+        self._order: collections.OrderedDict[tuple[str, str], weakref.ref[KeptFile]] = collections.OrderedDict()
+        self._least: int | None = None  # the first descriptor for files, once the limit was raised
 
     def keep(self, path: str) -> KeptFile:
         """Keep a file open from its next read on, as long as the returned object exists."""
@@ -160,32 +196,37 @@ class OpenFiles:
         kept = None if reference is None else reference()
         known = version or version_of(os.stat(path))
         if kept is None or (file := kept.get(known)) is None:
-            file = self._open(path)
+            file = self._open(path, None if kept is None else kept.closed.get(known))
             if version is not None and not is_version(version, file.version):
                 raise changed(path, version, file.version)
             if kept is not None:
                 self._add(path, version or file.version, file, kept)
         return file
 
-    def _open(self, path: str) -> OpenFile:
+    def _open(self, path: str, before: Facts | None) -> OpenFile:
         try:
-            return OpenFile(path)
+            return OpenFile(path, self._least or 0, before)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
         with self._lock:
             self._evict(0)
-        return OpenFile(path)
+        return OpenFile(path, 0, before)
 
     def _add(self, path: str, version: str, file: OpenFile, kept: KeptFile) -> None:
         with self._lock:
-            self._evict(_limit() - 1)
+            most = _limit()
+            if self._least is None and len(self._order) >= most:
+                self._least, most = _raise_limit(), _limit()
+            self._evict(most - 1)
             kept[version] = file
+            kept.closed.pop(version, None)
             self._order[path, version] = weakref.ref(kept)
 
     def _evict(self, left: int) -> None:
         """Close the oldest files, until that many are left."""
-        self._close(list(itertools.islice(self._order, max(0, len(self._order) - left))))
+        if (surplus := len(self._order) - left) > 0:
+            self._close(list(itertools.islice(self._order, surplus)))
 
     def forget(self, path: str) -> None:
         """Close a file before it is deleted."""
@@ -201,13 +242,39 @@ class OpenFiles:
         for path, version in keys:
             reference = self._order.pop((path, version), None)
             if reference is not None and (kept := reference()) is not None:
-                kept.pop(version, None)
+                file = kept.pop(version, None)
+                if file is not None:
+                    kept.closed[version] = file.facts()
+
+
+def _at_least(path: str, flags: int, least: int) -> str | int:
+    """Return the descriptor of an opened file, which is not below some number; the path if that is not possible."""
+    opened = Descriptor(path, flags)
+    try:
+        return fcntl.fcntl(opened.fd, fcntl.F_DUPFD_CLOEXEC, least)
+    except OSError:  # the limit was lowered since
+        return path
 
 
 def _limit() -> int:
     """Return how many files are kept open: half of the descriptors that the process may have, or 8,192."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST if allowed == resource.RLIM_INFINITY else max(1, min(_MOST, allowed // 2))
+
+
+def _raise_limit() -> int:
+    """Raise the soft limit on descriptors as far as files need it and the hard one allows. Return the former one; 0 if
+    it was not raised.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * _MOST if hard == resource.RLIM_INFINITY else min(hard, 2 * _MOST)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return 0
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # macOS allows less than its hard limit
+        return 0
+    return soft
 
 
 def open_at_once() -> int:

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import functools
-import itertools
 import operator
 import os
 import shutil
@@ -11,15 +10,23 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO, Final, TypeVar
 
 from granular.aio.reply import Reply, changed
 from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.threads import SLOW, Timer, map_threads_now, offload, offload_whole
-from granular.aio.stores.base import Entry, ObjectWriter, Request, Spans, Stat, Store
+from granular.aio.stores.base import Entry, ObjectWriter, Request, Spans, Stat, Store, Target
 from granular.aio.stores.errors import translated
-from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files, is_version, open_at_once, version_of
+from granular.aio.stores.local.files import (
+    IN_PLACE,
+    OpenFile,
+    are_unchanged,
+    files,
+    is_version,
+    open_at_once,
+    version_of,
+)
 from granular.aio.stores.local.locks import FolderLock, being_written, lock, remove_unlocked
 from granular.errors import AlreadyExistsError
 from granular.formats.layout import shard_number
@@ -27,7 +34,7 @@ from granular.metrics import local_files
 
 T = TypeVar('T')
 
-_CHECKED: Final = 16  # reads after which the time is looked at
+_CHECKED: Final = 16  # reads after which the time is looked at; later on, as many as files may be open at once
 
 
 def _count(requests: int, nbytes: int) -> None:
@@ -51,7 +58,7 @@ class LocalStore(Store):
 
     # --- reading
 
-    def keep_open(self, key: str) -> object:
+    def keep_open(self, key: str) -> Mapping[str, Any]:
         return files.keep(key)
 
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
@@ -94,35 +101,25 @@ class LocalStore(Store):
         """Read byte ranges on the calling thread; in others as well, from the first slow ones on."""
         objects, owners, starts, stops = spans
         replies: list[bytes] = []
-        pread, get, timer = os.pread, files.get, Timer()
-        file: Any = None
-        fd, key, last = -1, '', -1
-        reads = zip(owners, starts, stops, strict=True)
-        try:
-            while len(replies) < len(owners):
-                for owner, start, stop in itertools.islice(reads, _CHECKED):
-                    if owner != last:
-                        if file is not None:
-                            file.check(key)
-                        key, version = objects[owner]
-                        file, last = get(key, version), owner
-                        fd = file.fd
-                    data = pread(fd, stop - start, start) if stop - start <= MAX_READ else b''
-                    if len(data) != stop - start:
-                        data = file.read_exactly(key, start, stop)
-                    replies.append(data)
-                if timer.wall > SLOW and timer.waited:
-                    break
-            if file is not None:
-                file.check(key)
-        except Exception:
-            with translated(key):
-                raise
-        if rest := len(owners) - len(replies):
-            versions = [*objects]
-            versions[last] = key, file.version  # of the file that was begun, which may be replaced
-            replies += _read_in_threads(Spans(versions, owners[-rest:], starts[-rest:], stops[-rest:]))
-        _count(len(replies), sum(map(len, replies)))
+        count, most, timer = len(owners), open_at_once(), Timer()
+        size = min(_CHECKED, most)
+        while len(replies) < count:
+            first = len(replies)
+            last = min(first + size, count) - 1
+            part = slice(first, last + 1)
+            chosen = [objects[owner] for owner in owners[part]]
+            own, opened = _read_together(chosen, starts[part], stops[part])
+            replies += own
+            if last + 1 < count and owners[last + 1] == owners[last] and chosen[-1].version is None:
+                # The file that was begun may be replaced: it stays open, and its version is the one to read.
+                objects, file = [*objects], opened[-1]
+                objects[owners[last]] = Target(chosen[-1].key, file.version, {file.version: file})
+            if timer.wall > SLOW and timer.waited:
+                break
+            size = min(2 * size, most)
+        if rest := count - len(replies):
+            replies += _read_in_threads(Spans(objects, owners[-rest:], starts[-rest:], stops[-rest:]))
+        _count(len(replies), sum(stops) - sum(starts))
         return replies
 
     async def check_version(self, key: str, version: str) -> None:
@@ -315,6 +312,43 @@ def _leads_above(info: os.stat_result, folder: str) -> bool:
             return False
         folder = os.path.dirname(folder)
     return True
+
+
+def _read_together(
+    objects: Sequence[Target], starts: Sequence[int], stops: Sequence[int]
+) -> tuple[list[bytes], list[OpenFile]]:
+    """Read a byte range of each object, of which successive ones may be the same. Return their files, too."""
+    opened: list[OpenFile] = []
+    try:
+        opened += [kept[version] for _, version, kept in objects]  # type: ignore[index]
+    except (KeyError, TypeError):  # not all are open
+        opened = _open_all(objects)
+    sizes = list(map(operator.sub, stops, starts))
+    try:
+        replies = list(map(os.pread, [file.fd for file in opened], sizes, starts)) if max(sizes) <= IN_PLACE else []
+        if list(map(len, replies)) == sizes and are_unchanged(dict.fromkeys(opened)):
+            return replies, opened
+    except OSError:
+        pass  # of a file that is read once more below
+    replies = []
+    for (key, _, _), file, start, stop in zip(objects, opened, starts, stops, strict=True):
+        with translated(key):
+            replies.append(file.read_exactly(key, start, stop))
+            file.check(key)
+    return replies, opened
+
+
+def _open_all(objects: Sequence[Target]) -> list[OpenFile]:
+    opened: list[OpenFile] = []
+    last: Target | None = None
+    for target in objects:
+        key, version, kept = target
+        if target is not last:
+            with translated(key):
+                file = (kept and version and kept.get(version)) or files.get(key, version)
+            last = target
+        opened.append(file)
+    return opened
 
 
 def _read_in_threads(spans: Spans) -> list[bytes]:
