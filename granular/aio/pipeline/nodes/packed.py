@@ -66,8 +66,9 @@ class PackedRows(Planned):
         segments: int,
     ) -> None:
         super().__init__(parent, sizes, classes, counts, rows)
-        self._recipe, self._segments = recipe, segments
+        self._recipe, self._segments, self._by_position = recipe, segments, recipe.documents
         self._digest = digest_of(sizes)
+        self._checked: set[tuple[int, np.dtype[Any]]] = set()  # dtypes of features that all options are values of
         self._numbers = np.arange(max(recipe.lengths), dtype=np.int32)
 
     @classmethod
@@ -94,8 +95,10 @@ class PackedRows(Planned):
             begins = (np.maximum(sizes + extra, 1) - 1) // length * length
             return begins.tolist(), (sizes + extra).tolist(), sizes.tolist()
         ends = np.minimum(sizes, length - extra)
-        present = np.any([own > 0 for own in wanted.sizes], axis=0)
-        return [0] * len(sizes), (ends + extra * present).tolist(), ends.tolist()
+        if extra:
+            return [0] * len(sizes), (ends + np.any([own > 0 for own in wanted.sizes], axis=0)).tolist(), ends.tolist()
+        limits: list[int] = ends.tolist()
+        return [0] * len(sizes), limits, limits
 
     def _build(self, row: Row, index: int) -> Any:
         out: dict[str, Any] = {}
@@ -104,8 +107,10 @@ class PackedRows(Planned):
             arrays = self._arrays(row, i, feature)
             kind = next((array for array in arrays if len(array)), arrays[0])
             dtype, shape, separator = kind.dtype, kind.shape[1:], recipe.separators[i]
-            for name, value in (('padding', feature.padding), ('bos', feature.bos), ('separator', separator)):
-                check_value(value, dtype, f'{name} of {feature.name!r}')
+            if (i, dtype) not in self._checked:
+                for option, value in (('padding', feature.padding), ('bos', feature.bos), ('separator', separator)):
+                    check_value(value, dtype, f'{option} of {feature.name!r}')
+                self._checked.add((i, dtype))
             parts = []
             for array, begin, stop, end in zip(arrays, *self._limits(row, i), strict=True):
                 part = array[begin : min(stop, end)]
@@ -343,9 +348,11 @@ class ConcatenatedRows(PackedRows):
         return cls(parent, recipe, sizes, tape, np.array([total]), rows, segments)
 
     def _arrange(self, epoch: int) -> Arrangement:
-        ends = np.cumsum(looked_up(self.parents[0], self._classes, epoch), dtype=np.int64)
+        indices = self._indices(epoch)
+        ends = np.cumsum(self._classes[indices], dtype=np.int64)
         self._check_epoch(epoch, ends[-1:])
-        return Arrangement(ends)
+        arranged = Arrangement(ends, indices=None if self._source is None else indices)
+        return arranged if self._seed is None else self._in_order(arranged, epoch)
 
     def _pieces(self, units: Ints, within: Ints, arranged: Arrangement) -> Pieces:
         ends, length = arranged.table, self._recipe.features[0].length
@@ -358,4 +365,6 @@ class ConcatenatedRows(PackedRows):
         present = before < ends[positions]
         begins = np.maximum(0, np.repeat(starts, counts) - before)
         until = np.minimum(ends[positions], np.repeat(stops, counts)) - before
+        if arranged.indices is not None:
+            positions = arranged.indices[positions].astype(np.int64)
         return Pieces(sums_of(present.astype(np.int64), counts), positions[present], begins[present], until[present])
