@@ -45,6 +45,7 @@ ONLY_ASYNC = {'abort', 'aclose', 'bags', 'choose', 'get', 'open', 'readers'} | {
     'nbytes',
     'owners',
     'parents',
+    'parts',
     'passes_epochs',
     'pattern',
     'record_time',

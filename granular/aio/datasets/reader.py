@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from granular import formats
 from granular._typing import Datapoint_co
@@ -34,7 +35,7 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores.fanout import once_more
-from granular.errors import InvalidArgumentError
+from granular.errors import InvalidArgumentError, NotFoundError, ObjectChangedError
 from granular.indexing import Ints, index_of, indices_of
 from granular.metrics import timing
 
@@ -43,6 +44,7 @@ class DatapointReader(PinnedSource[Datapoint_co]):
     """Base of the readers of a single dataset and of a sharded one."""
 
     directory: Path
+    _tables: dict[str, ArrayTable]  # of keys that parts were read of
     _shared: Any = None  # the index, pickled with the reader for a worker process
 
     def _pickled(self) -> dict[str, Any]:
@@ -63,6 +65,10 @@ class DatapointReader(PinnedSource[Datapoint_co]):
     @abc.abstractmethod
     def _all_columns(self) -> list[Columns]:
         """Return the columns of the dataset, or of each shard."""
+
+    async def _compared_columns(self) -> list[Columns]:
+        """Return the columns, after shards were compared with their index, so that they can be read directly."""
+        return self._all_columns()
 
     @abc.abstractmethod
     def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
@@ -206,6 +212,21 @@ class DatapointReader(PinnedSource[Datapoint_co]):
             f"type 'int', and pass the name of that key as sizes="
         )
 
+    async def _array_parts(self, key: str, indices: Ints, begins: Ints, stops: Ints) -> list[NDArray[Any]] | None:
+        await self._ensure_open()
+        try:
+            if (table := self._tables.get(key)) is None:
+                shards = await self._compared_columns()
+                (choice,) = shards[0].choose((key,))
+                ours = choice.field.kind == 'array' and choice.field.fn is formats.decoders['array']
+                if not ours or any(columns.bags[key].sums is not None for columns in shards):
+                    return None
+                table = self._tables[key] = await ArrayTable.read(shards, key)
+            return await table.parts(indices, begins, stops)
+        except (ObjectChangedError, NotFoundError):
+            self._tables.pop(key, None)
+            return None  # a shard may be read by its own tables
+
     async def _reading(self) -> tuple[int, bool]:
         return self.size, self.directory.store.local
 
@@ -248,7 +269,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         self.directory: Path = Path(directory)
         self._options = OpenOptions.of(decoders, cache_index, cache_keys, verify)
         self._dataset = Dataset(self.directory, self._options)
-        self._name = self._dataset.name
+        self._name, self._tables = self._dataset.name, {}
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (self.directory,), self._options._asdict()
@@ -324,7 +345,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same dataset that shares its caches."""
-        return self._copied(_dataset=self._dataset.copy())
+        return self._copied(_dataset=self._dataset.copy(), _tables={})
 
 
 def reader_of(dataset: Dataset, options: OpenOptions) -> DatasetReader:

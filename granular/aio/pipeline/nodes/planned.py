@@ -234,7 +234,8 @@ class Planned(Node):
         """Return the elements of each row or batch."""
         documents = np.concatenate([own.documents for own in wanted])
         once, inverse = np.unique(documents, return_inverse=True)
-        fetched = await (self._source or self.parents[0]).fetch(once)
+        source = self._source
+        fetched = await (self.parents[0] if source is None else source).fetch(once)
         return cut_into([fetched[i] for i in inverse.tolist()], [len(own.documents) for own in wanted])
 
     @abc.abstractmethod
