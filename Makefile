@@ -5,7 +5,7 @@ VENV   := .venv$(if $(filter-out python3,$(PYTHON)),-python$(shell $(PYTHON) -c 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 ORACLES := .oracles/0.21.1/ready .oracles/0.24.2/ready .oracles/grain/ready \
-	.oracles/kappadata-0.0.8/ready .oracles/kappadata-1.4.15/ready
+	.oracles/kappadata-0.0.8/ready .oracles/kappadata-1.4.15/ready .oracles/megatron-core-0.16.1/ready
 
 RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litdata granular kappadata spdl datago \
 	energon lance
@@ -134,6 +134,12 @@ oracle_grain := grain==0.2.18
 # Pure Python over the torch of the tests.
 .oracles/kappadata-%/ready: Makefile | $(BIN)/python
 	$(PIP) --no-deps --target .oracles/kappadata-$* kappadata==$*
+	touch $@
+
+# One build for every Python: what is compiled in it is not imported.
+.oracles/megatron-core-%/ready: Makefile | $(BIN)/python
+	$(PIP) --no-deps --python-version 3.11 --platform manylinux_2_28_x86_64 --only-binary=:all: \
+		--target .oracles/megatron-core-$* megatron-core==$*
 	touch $@
 
 # Who is measured beside us, each in an environment of its own.

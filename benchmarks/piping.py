@@ -86,7 +86,7 @@ def labels(job: Job) -> dict[str, float]:
     before = granular.io_stats()
     reader = open_reader(job)
     opened, between = time.perf_counter(), granular.io_stats()
-    count = len(granular.ModeWrapper(reader, 'label')[:])
+    count = len(granular.kappadata.ModeWrapper(reader, 'label')[:])
     done, after = time.perf_counter(), granular.io_stats()
     return {
         'count': count,

@@ -22,7 +22,7 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
     return {'p50': float(np.quantile(seconds, 0.5)) * 1e3, 'p99': float(np.quantile(seconds, 0.99)) * 1e3}
 
 
-class Crop(granular.MapTransform):
+class Crop(granular.grain.transforms.Map):
     """Crops a datapoint to a fixed size."""
 
     def map(self, element: Any) -> Any:
@@ -47,9 +47,9 @@ def iterator(job: Job) -> Iterator[Any]:
 
             return iter(IterableDataset(dataset.batch(BATCH).to_iter_dataset()))
         case 'DataLoader':
-            sampler = granular.IndexSampler(len(reader), shuffle=True, seed=0)
-            operations = [Crop(), granular.Batch(BATCH)]
-            return iter(granular.DataLoader(data_source=reader, sampler=sampler, operations=operations,
+            sampler = granular.grain.samplers.IndexSampler(len(reader), shuffle=True, seed=0)
+            operations = [Crop(), granular.grain.transforms.Batch(BATCH)]
+            return iter(granular.grain.DataLoader(data_source=reader, sampler=sampler, operations=operations,
                         worker_count=int(mp)))  # fmt: skip
     return iter(stream.mp_prefetch(options) if mp else stream)
 

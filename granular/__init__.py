@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from granular import errors as errors
     from granular import filters as filters
     from granular import formats as formats
+    from granular import grain as grain
+    from granular import kappadata as kappadata
     from granular import metrics as metrics
     from granular import shuffle as shuffle
     from granular import sources as sources
@@ -26,31 +28,15 @@ if TYPE_CHECKING:
     from granular.aio.conversion.convert import Conversion as Conversion
     from granular.aio.datasources.parquet.stream import ParquetIterDataset as ParquetIterDataset
     from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset as TFRecordIterDataset
-    from granular.aio.fields.fields import FieldDataset as FieldDataset
     from granular.aio.pipeline.blocking_iterator import DatasetIterator as DatasetIterator
-    from granular.aio.pipeline.data_loader import DataLoader as DataLoader
-    from granular.aio.pipeline.data_loader import load as load
     from granular.aio.pipeline.data_source import DataSource as DataSource
     from granular.aio.pipeline.iter_dataset import IterDataset as IterDataset
-    from granular.aio.pipeline.nodes.source import RandomAccessDataSource as RandomAccessDataSource
-    from granular.aio.pipeline.nodes.stacking import batch_and_pad as batch_and_pad
-    from granular.aio.pipeline.samplers import IndexSampler as IndexSampler
-    from granular.aio.pipeline.samplers import RecordMetadata as RecordMetadata
-    from granular.aio.pipeline.samplers import SequentialSampler as SequentialSampler
     from granular.aio.pipeline.shards import NoSharding as NoSharding
     from granular.aio.pipeline.shards import ShardByJaxProcess as ShardByJaxProcess
     from granular.aio.pipeline.shards import ShardByTorchRank as ShardByTorchRank
     from granular.aio.pipeline.shards import ShardOptions as ShardOptions
-    from granular.aio.pipeline.spec import ShapeDtypeStruct as ShapeDtypeStruct
-    from granular.aio.pipeline.transforms import Batch as Batch
     from granular.aio.pipeline.transforms import DatasetOptions as DatasetOptions
-    from granular.aio.pipeline.transforms import FilterTransform as FilterTransform
-    from granular.aio.pipeline.transforms import FlatMapTransform as FlatMapTransform
-    from granular.aio.pipeline.transforms import MapTransform as MapTransform
-    from granular.aio.pipeline.transforms import MapWithIndexTransform as MapWithIndexTransform
     from granular.aio.pipeline.transforms import MultiprocessingOptions as MultiprocessingOptions
-    from granular.aio.pipeline.transforms import RandomMapTransform as RandomMapTransform
-    from granular.aio.pipeline.transforms import RangeDataSource as RangeDataSource
     from granular.aio.pipeline.transforms import ReadOptions as ReadOptions
     from granular.aio.transfer.local_copy import LocalCopy as LocalCopy
     from granular.config import IOConfig as IOConfig
@@ -66,25 +52,16 @@ if TYPE_CHECKING:
     from granular.sync.datasets import ShardedDatasetReader as ShardedDatasetReader
     from granular.sync.datasets import ShardedDatasetWriter as ShardedDatasetWriter
     from granular.sync.datasources import ArrayRecordDataSource as ArrayRecordDataSource
+    from granular.sync.datasources import MegatronDataSource as MegatronDataSource
     from granular.sync.datasources import ParquetDataSource as ParquetDataSource
     from granular.sync.datasources import TFRecordDataSource as TFRecordDataSource
     from granular.sync.datasources import TokenWindows as TokenWindows
     from granular.sync.datasources import WebDatasetDataSource as WebDatasetDataSource
     from granular.sync.datasources import open as open  # noqa: A004
-    from granular.sync.fields import ClassFilterWrapper as ClassFilterWrapper
-    from granular.sync.fields import FieldConcat as FieldConcat
-    from granular.sync.fields import FieldWrapper as FieldWrapper
-    from granular.sync.fields import ModeWrapper as ModeWrapper
-    from granular.sync.fields import OversamplingWrapper as OversamplingWrapper
-    from granular.sync.fields import PercentFilterWrapper as PercentFilterWrapper
-    from granular.sync.fields import RepeatWrapper as RepeatWrapper
-    from granular.sync.fields import ShuffleWrapper as ShuffleWrapper
-    from granular.sync.fields import SubsetWrapper as SubsetWrapper
     from granular.sync.functions import build_index as build_index
     from granular.sync.functions import clean as clean
     from granular.sync.functions import convert as convert
     from granular.sync.functions import copy_to_local as copy_to_local
-    from granular.sync.functions import get_element_spec as get_element_spec
     from granular.sync.functions import load_state as load_state
     from granular.sync.functions import save_state as save_state
     from granular.sync.functions import verify as verify
@@ -97,25 +74,16 @@ else:
     lazy_names(
         __name__,
         {
-            'granular': 'aio errors filters formats metrics shuffle sources testing',
+            'granular': 'aio errors filters formats grain kappadata metrics shuffle sources testing',
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
             'granular.aio.conversion.convert': 'Conversion',
             'granular.aio.datasources.parquet.stream': 'ParquetIterDataset',
             'granular.aio.datasources.tfrecord.stream': 'TFRecordIterDataset',
-            'granular.aio.fields.fields': 'FieldDataset',
             'granular.aio.pipeline.blocking_iterator': 'DatasetIterator',
-            'granular.aio.pipeline.data_loader': 'DataLoader load',
             'granular.aio.pipeline.data_source': 'DataSource',
             'granular.aio.pipeline.iter_dataset': 'IterDataset',
-            'granular.aio.pipeline.nodes.source': 'RandomAccessDataSource',
-            'granular.aio.pipeline.nodes.stacking': 'batch_and_pad',
-            'granular.aio.pipeline.samplers': 'IndexSampler RecordMetadata SequentialSampler',
             'granular.aio.pipeline.shards': 'NoSharding ShardByJaxProcess ShardByTorchRank ShardOptions',
-            'granular.aio.pipeline.spec': 'ShapeDtypeStruct',
-            'granular.aio.pipeline.transforms': (
-                'Batch DatasetOptions FilterTransform FlatMapTransform MapTransform MapWithIndexTransform '
-                'MultiprocessingOptions RandomMapTransform RangeDataSource ReadOptions'
-            ),
+            'granular.aio.pipeline.transforms': 'DatasetOptions MultiprocessingOptions ReadOptions',
             'granular.aio.transfer.local_copy': 'LocalCopy',
             'granular.config': 'IOConfig',
             'granular.errors': 'GranularError',
@@ -125,15 +93,10 @@ else:
             'granular.sync.caches': 'RedisCache SharedMemoryCache',
             'granular.sync.datasets': 'DatasetReader DatasetWriter ShardedDatasetReader ShardedDatasetWriter',
             'granular.sync.datasources': (
-                'ArrayRecordDataSource ParquetDataSource TFRecordDataSource TokenWindows WebDatasetDataSource open'
+                'ArrayRecordDataSource MegatronDataSource ParquetDataSource TFRecordDataSource TokenWindows '
+                'WebDatasetDataSource open'
             ),
-            'granular.sync.fields': (
-                'ClassFilterWrapper FieldConcat FieldWrapper ModeWrapper OversamplingWrapper '
-                'PercentFilterWrapper RepeatWrapper ShuffleWrapper SubsetWrapper'
-            ),
-            'granular.sync.functions': (
-                'build_index clean convert copy_to_local get_element_spec load_state save_state verify'
-            ),
+            'granular.sync.functions': 'build_index clean convert copy_to_local load_state save_state verify',
             'granular.sync.loader': 'Loader',
             'granular.sync.path': 'Path',
             'granular.sync.pipeline': 'MapDataset',

@@ -14,6 +14,7 @@ _MAX_CACHED: Final = 2  # epochs: one that ends while the next begins
 _CHUNK: Final = 1 << 15  # lookups at a time, so that intermediate results stay in the CPU cache
 _MIN_BITS: Final = 16  # minimum bits of a block of the cipher; fewer mix badly
 _MAX_TABLE: Final = 4096  # datapoints up to which a permutation is computed as a whole
+_ORDERS: Final = 2048  # whose keys and tables, of 8 kB at most, are kept: each of many sources may have one
 _WINDOW_BYTES: Final = 256 << 20  # of a window by default: two of them are half of what a source buffers
 _MAX_BLOCK: Final = 64  # datapoints by default
 _MAX_WINDOW: Final = 512  # blocks by default: with more, batches are hardly more random
@@ -330,7 +331,7 @@ def permute(positions: Ints, length: int, seed: int) -> Ints:
     if length <= 1:
         return np.zeros_like(positions)
     if length <= _MAX_TABLE:
-        return _table(length, seed % (1 << 32))[positions]
+        return _table(length, seed % (1 << 32))[positions].astype(np.int64)
     bits, keys = _bits(length), _keys(seed % (1 << 32))
     indices = np.empty(positions.shape, np.int64)
     flat_positions, flat_indices = positions.reshape(-1), indices.reshape(-1)
@@ -339,13 +340,13 @@ def permute(positions: Ints, length: int, seed: int) -> Ints:
     return indices
 
 
-@functools.lru_cache(64)
-def _table(length: int, seed: int) -> Ints:
+@functools.lru_cache(_ORDERS)
+def _table(length: int, seed: int) -> NDArray[np.uint16]:
     """Compute a small permutation as a whole: most of the cipher's numbers are out of range and need long walks."""
     following = _encipher(np.arange(1 << _MIN_BITS, dtype=np.uint32), _MIN_BITS // 2, _keys(seed)).astype(np.uint16)
     while (following[:length] >= length).any():
         following = np.where(following < length, following, following[following])
-    return following[:length].astype(np.int64)
+    return following[:length].copy()
 
 
 def _bits(length: int) -> int:
@@ -386,7 +387,7 @@ def _mix(x: Any, width: int, mask: Any) -> Any:
     return (rotated(1) & rotated(8)) ^ rotated(2)
 
 
-@functools.lru_cache(64)
+@functools.lru_cache(_ORDERS)
 def _keys(seed: int) -> tuple[int, ...]:
     """Return four keys from a seed, as C++'s ``std::seed_seq`` generates them (its standard, [rand.util.seedseq])."""
     full = (1 << 32) - 1

@@ -22,7 +22,7 @@ from granular import cli
 from granular.aio.runtime import replied
 from tests.support.hub import HubServer
 from tests.support.interpreters import Interpreter
-from tests.support.oracles import KappaData, Oracle
+from tests.support.oracles import KappaData, Megatron, Oracle
 from tests.support.servers import (
     AzuriteServer,
     FakeGCSServer,
@@ -301,6 +301,12 @@ def grain() -> Iterator[Oracle]:
 @pytest.fixture(scope='session')
 def kappadata() -> Iterator[KappaData]:
     with KappaData() as oracle:
+        yield oracle
+
+
+@pytest.fixture(scope='session')
+def megatron() -> Iterator[Megatron]:
+    with Megatron() as oracle:
         yield oracle
 
 

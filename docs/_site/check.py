@@ -46,6 +46,7 @@ SEARCHES = {
     'proxy': 'recipes/credentials.html#a-bucket-behind-a-proxy',
     'google credentials': 'recipes/credentials.html',
     'mds': 'recipes/moving.html#mds',
+    'megatron': 'sources.html#megatron',
     'moto': 'recipes/testing.html',
     'asyncio': 'recipes/asyncio.html',
     'batch_size': 'reference/pipelines.html#granular.IterDataset.batch',

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from granular._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from granular.aio import kappadata as kappadata
     from granular.aio import sources as sources
     from granular.aio.bags.reader import BagReader as BagReader
     from granular.aio.bags.writer import BagWriter as BagWriter
@@ -27,28 +28,17 @@ if TYPE_CHECKING:
     from granular.aio.datasets.writer import DatasetWriter as DatasetWriter
     from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource as ArrayRecordDataSource
     from granular.aio.datasources.detect import open as open  # noqa: A004
+    from granular.aio.datasources.megatron.source import MegatronDataSource as MegatronDataSource
     from granular.aio.datasources.parquet.source import ParquetDataSource as ParquetDataSource
     from granular.aio.datasources.parquet.stream import ParquetIterDataset as ParquetIterDataset
     from granular.aio.datasources.tfrecord.source import TFRecordDataSource as TFRecordDataSource
     from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset as TFRecordIterDataset
     from granular.aio.datasources.token_windows import TokenWindows as TokenWindows
     from granular.aio.datasources.webdataset.source import WebDatasetDataSource as WebDatasetDataSource
-    from granular.aio.fields.fields import FieldDataset as FieldDataset
-    from granular.aio.fields.fields import FieldWrapper as FieldWrapper
-    from granular.aio.fields.mode_wrapper import ModeWrapper as ModeWrapper
-    from granular.aio.fields.wrappers import ClassFilterWrapper as ClassFilterWrapper
-    from granular.aio.fields.wrappers import FieldConcat as FieldConcat
-    from granular.aio.fields.wrappers import OversamplingWrapper as OversamplingWrapper
-    from granular.aio.fields.wrappers import PercentFilterWrapper as PercentFilterWrapper
-    from granular.aio.fields.wrappers import RepeatWrapper as RepeatWrapper
-    from granular.aio.fields.wrappers import ShuffleWrapper as ShuffleWrapper
-    from granular.aio.fields.wrappers import SubsetWrapper as SubsetWrapper
     from granular.aio.loader.checkpoints import load_state as load_state
     from granular.aio.loader.checkpoints import save_state as save_state
     from granular.aio.loader.loader import Loader as Loader
     from granular.aio.paths.path import Path as Path
-    from granular.aio.pipeline.data_loader import DataLoader as DataLoader
-    from granular.aio.pipeline.data_loader import load as load
     from granular.aio.pipeline.iter_dataset import IterDataset as IterDataset
     from granular.aio.pipeline.iterator import DatasetIterator as DatasetIterator
     from granular.aio.pipeline.map_dataset import MapDataset as MapDataset
@@ -60,7 +50,7 @@ else:
     lazy_names(
         __name__,
         {
-            'granular.aio': 'sources',
+            'granular.aio': 'kappadata sources',
             'granular.aio.bags.reader': 'BagReader',
             'granular.aio.bags.writer': 'BagWriter',
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
@@ -76,22 +66,16 @@ else:
             'granular.aio.datasets.writer': 'DatasetWriter',
             'granular.aio.datasources.arrayrecord.source': 'ArrayRecordDataSource',
             'granular.aio.datasources.detect': 'open',
+            'granular.aio.datasources.megatron.source': 'MegatronDataSource',
             'granular.aio.datasources.parquet.source': 'ParquetDataSource',
             'granular.aio.datasources.parquet.stream': 'ParquetIterDataset',
             'granular.aio.datasources.tfrecord.source': 'TFRecordDataSource',
             'granular.aio.datasources.tfrecord.stream': 'TFRecordIterDataset',
             'granular.aio.datasources.token_windows': 'TokenWindows',
             'granular.aio.datasources.webdataset.source': 'WebDatasetDataSource',
-            'granular.aio.fields.fields': 'FieldDataset FieldWrapper',
-            'granular.aio.fields.mode_wrapper': 'ModeWrapper',
-            'granular.aio.fields.wrappers': (
-                'ClassFilterWrapper FieldConcat OversamplingWrapper PercentFilterWrapper RepeatWrapper '
-                'ShuffleWrapper SubsetWrapper'
-            ),
             'granular.aio.loader.checkpoints': 'load_state save_state',
             'granular.aio.loader.loader': 'Loader',
             'granular.aio.paths.path': 'Path',
-            'granular.aio.pipeline.data_loader': 'DataLoader load',
             'granular.aio.pipeline.iter_dataset': 'IterDataset',
             'granular.aio.pipeline.iterator': 'DatasetIterator',
             'granular.aio.pipeline.map_dataset': 'MapDataset',

@@ -1,5 +1,5 @@
 """The command line: ``granular demo``, ``info``, ``ls``, ``cat``, ``copy``, ``copy-to-local``, ``convert``,
-``verify``, ``index``, ``clean``, ``view``, ``cache``, ``bench`` and ``plan``.
+``verify``, ``index``, ``clean``, ``view``, ``cache`` and ``bench``.
 
 Data goes to stdout, everything else to stderr; progress is drawn only on a terminal.
 """
@@ -9,6 +9,7 @@ import os
 import sys
 
 from granular._lazy import import_extra
+from granular._plugins import plugin, plugins
 from granular.errors import GranularError, MissingExtraError
 
 
@@ -26,6 +27,8 @@ def main() -> None:
         from granular.cli import measuring, transfers  # noqa: F401 - which add to the commands
         from granular.cli.commands import app
 
+        for name in plugins('granular.commands'):
+            app.command(name)(plugin('granular.commands', name))
         app()
     except (GranularError, OSError) as error:
         if not isinstance(error, BrokenPipeError):  # of a reader of the output that has closed it

@@ -78,7 +78,8 @@ def convert(
 ) -> None:
     """Convert other files, or a dataset, into a dataset.
 
-    Other files: Parquet, ArrayRecord, TFRecord, WebDataset, Hugging Face, images in folders by class.
+    Other files: Parquet, ArrayRecord, TFRecord, WebDataset, Megatron, Hugging Face, images in folders by class.
+    A target that ends in .idx is a dataset of Megatron, of records that are tokens.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

@@ -3,8 +3,6 @@
 import itertools
 from typing import Any
 
-import numpy as np
-
 from granular._lazy import import_extra
 
 
@@ -12,13 +10,14 @@ def values_of(column: Any) -> list[Any]:
     """Return the values of an Arrow array or chunked array.
 
     Numbers and booleans become numpy scalars of the column's type; dates, times and durations ``datetime64`` and
-    ``timedelta64``; strings, bytes, decimals and times of day Python values. A list becomes a new array (1-D, of
-    objects if numpy has no type for its values), a struct a dict, a map a list of pairs. Dictionary-encoded values are
-    looked up, and an extension type becomes its storage type.
+    ``timedelta64``; strings, bytes, decimals and times of day Python values. A list becomes a new array (1-D), or a
+    list if numpy has no type for its values; a struct a dict, a map a list of lists of a key and a value.
+    Dictionary-encoded values are looked up, and an extension type becomes its storage type.
 
-    Google Grain returns the same values, except for nulls. A null is NaN in a float column, NaT in a date or time
-    column, and None otherwise, so that the integers and booleans beside it keep their type. A list of integers with a
-    null becomes float64 with NaN, because an integer array cannot hold None; a ``ValueError`` if it rounds.
+    Google Grain returns the same values, except for nulls, and for lists, of which it makes arrays of objects if numpy
+    has no type for their values. A null is NaN in a float column, NaT in a date or time column, and None otherwise, so
+    that the integers and booleans beside it keep their type. A list of integers with a null becomes float64 with NaN,
+    because an integer array cannot hold None; a ``ValueError`` if it rounds. One of booleans with a null is a list.
     """
     pa = import_extra('pyarrow', 'parquet')
     if isinstance(column, pa.ChunkedArray):
@@ -38,7 +37,7 @@ def values_of(column: Any) -> list[Any]:
         limits = _limits(column.offsets)
         first, last = (limits[0][0], limits[-1][1]) if limits else (0, 0)
         children = (child.slice(first, last - first) for child in (column.keys, column.items))
-        pairs = list(zip(*map(values_of, children), strict=True))
+        pairs = list(map(list, zip(*map(values_of, children), strict=True)))
         return _masked(column, [pairs[start - first : stop - first] for start, stop in limits])
     if types.is_list(kind) or types.is_large_list(kind):
         return _lists(column, _limits(column.offsets), column.values)
@@ -50,6 +49,13 @@ def values_of(column: Any) -> list[Any]:
         return _masked(column, list(column.fill_null(pa.scalar(0).cast(kind)).to_numpy(zero_copy_only=False)))
     values = column.to_numpy(zero_copy_only=False)
     return values.tolist() if values.dtype == object else list(values)  # numbers stay numpy scalars
+
+
+def has_null(kind: Any) -> bool:
+    """Return whether a null of a type is a value of numpy, NaN or NaT, rather than None."""
+    types = import_extra('pyarrow', 'parquet').types
+    is_time = types.is_date(kind) or types.is_timestamp(kind) or types.is_duration(kind)
+    return bool(is_time or types.is_floating(kind))
 
 
 def rows_of(table: Any) -> list[dict[str, Any]]:
@@ -75,30 +81,24 @@ def _lists(column: Any, limits: list[tuple[int, int]], child: Any) -> list[Any]:
     if whole and child.null_count:
         parts = (child.slice(start, stop - start) for start, stop in limits)
         rows = [_with_nulls(part) if part.null_count else part.to_numpy(zero_copy_only=False) for part in parts]
-    elif whole or types.is_floating(kind) or types.is_temporal(kind):
+    elif whole or types.is_floating(kind) or (types.is_temporal(kind) and not types.is_time(kind)):
         array = child.to_numpy(zero_copy_only=False)
         rows = [array[start:stop] for start, stop in limits]
     else:
         values = values_of(child)
-        rows = [_objects(values[start:stop]) for start, stop in limits]
+        rows = [values[start:stop] for start, stop in limits]
     return _masked(column, [row.copy() for row in rows])
 
 
 def _with_nulls(part: Any) -> Any:
-    """Return the array for a list of integers or booleans with nulls."""
+    """Return the array for integers, or the list of booleans, with nulls."""
     pa = import_extra('pyarrow', 'parquet')
     if pa.types.is_boolean(part.type):
-        return _objects(values_of(part))
+        return values_of(part)
     try:
         return part.cast(pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid as error:
         raise ValueError(f'{error}, in a list with a null, which becomes float64') from error
-
-
-def _objects(values: list[Any]) -> Any:
-    out = np.empty(len(values), object)
-    out[:] = values
-    return out
 
 
 def _masked(column: Any, values: list[Any]) -> list[Any]:

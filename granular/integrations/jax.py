@@ -90,7 +90,7 @@ def device_put(
 
     ::
 
-        stream = granular.load(reader, shuffle=True, seed=0, num_epochs=1, batch_size=64)
+        stream = granular.grain.load(reader, shuffle=True, seed=0, num_epochs=1, batch_size=64)
         for batch in device_put(stream, jax.devices()[0]):
             print(batch['label'].devices())
 

@@ -7,8 +7,7 @@
 
 Each process writes a file of its own, ``process_{index}-of-{count}.json``, like :func:`granular.save_state`.
 
-The names are those of ``grain.checkpoint``, and beside them those of ``grain.python``, such as
-``PyGrainCheckpointSave``: a script for Grain changes its import alone.
+The names are those of ``grain.checkpoint``; :mod:`granular.grain` has those of ``grain.python``, too.
 """
 
 import dataclasses
@@ -24,9 +23,6 @@ __all__ = [
     'CheckpointHandler',
     'CheckpointRestore',
     'CheckpointSave',
-    'PyGrainCheckpointHandler',
-    'PyGrainCheckpointRestore',
-    'PyGrainCheckpointSave',
 ]
 
 ocp = import_extra('orbax.checkpoint', 'orbax')
@@ -97,11 +93,6 @@ class CheckpointRestore(_Args):  # type: ignore[misc]
     """
 
     item: Any
-
-
-PyGrainCheckpointHandler = CheckpointHandler
-PyGrainCheckpointSave = CheckpointSave
-PyGrainCheckpointRestore = CheckpointRestore
 
 
 def _checked(item: Any) -> Any:

@@ -10,13 +10,14 @@ from granular._typing import Datapoint_co
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasources import detect, token_windows
 from granular.aio.datasources.arrayrecord import source as arrayrecord
+from granular.aio.datasources.megatron import source as megatron
 from granular.aio.datasources.parquet import source as parquet
 from granular.aio.datasources.tfrecord import source as tfrecord
 from granular.aio.datasources.webdataset import source as webdataset
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.portal import run
 from granular.sync.bags import BagReader
-from granular.sync.base import Batched, constructing, documented_by, passed_on, reopened
+from granular.sync.base import Batched, blocking, constructing, documented_by, passed_on, reopened
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
 from granular.sync.readers import Copyable, DatapointReader, RecordReader
 
@@ -24,6 +25,15 @@ from granular.sync.readers import Copyable, DatapointReader, RecordReader
 class ArrayRecordDataSource(RecordReader[arrayrecord.ArrayRecordDataSource, bytes], Batched):
     @constructing(arrayrecord.ArrayRecordDataSource)
     def __init__(self) -> None: ...
+
+
+class MegatronDataSource(DatapointReader[megatron.MegatronDataSource[Datapoint_co], Datapoint_co]):
+    @constructing(megatron.MegatronDataSource)
+    def __init__(self) -> None: ...
+
+    fields: tuple[str, ...] = passed_on(megatron.MegatronDataSource.fields)
+    dtype: np.dtype[Any] = passed_on(megatron.MegatronDataSource.dtype)
+    sizes = blocking(megatron.MegatronDataSource.sizes, immediate=True)
 
 
 class ParquetDataSource(DatapointReader[parquet.ParquetDataSource[Datapoint_co], Datapoint_co]):
@@ -61,7 +71,7 @@ _CLASSES: Final[Mapping[str, Any]] = {
     cls.__name__: cls
     for cls in (
         *(DatasetReader, ShardedDatasetReader, BagReader),
-        *(ArrayRecordDataSource, ParquetDataSource, TFRecordDataSource, WebDatasetDataSource),
+        *(ArrayRecordDataSource, MegatronDataSource, ParquetDataSource, TFRecordDataSource, WebDatasetDataSource),
     )
 }
 
@@ -78,4 +88,6 @@ def open(  # noqa: A001
 ) -> Opened:
     opening = detect.open(path, decoders, format=format, split=split, fs=fs, **options)
     counterpart = run(opening.coroutine, immediate=True)
+    if not type(counterpart).__module__.startswith('granular.'):  # of another package
+        return cast(Opened, counterpart)
     return cast(Opened, reopened(_CLASSES[type(counterpart).__name__], counterpart))

@@ -69,12 +69,12 @@ class Fields(Elementless, Disposable[A]):
         return functools.partial(_blocking, getattr(self.aio, name))
 
 
-class FieldWrapper(core.FieldWrapper):
+class KDWrapper(core.KDWrapper):
     """A dataset that overrides some fields of another one by methods of its own and passes on all others.
 
     ::
 
-        class Scaled(granular.FieldWrapper):
+        class Scaled(granular.kappadata.KDWrapper):
             def getitem_image(self, index, ctx=None):
                 return self.dataset.getitem_image(index, ctx) / 255
 
@@ -143,8 +143,8 @@ class OversamplingWrapper(_ByLabel[wrappers.OversamplingWrapper]):
     def __init__(self) -> None: ...
 
 
-class FieldConcat(Fields[wrappers.FieldConcat]):
-    @constructing(wrappers.FieldConcat)
+class KDConcatDataset(Fields[wrappers.KDConcatDataset]):
+    @constructing(wrappers.KDConcatDataset)
     def __init__(self) -> None: ...
 
 

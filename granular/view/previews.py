@@ -108,7 +108,7 @@ def _with_text_keys(value: Any) -> Any:
 def _short(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f'{value.dtype} {_shape(value.shape)}'
-    return f'{len(value)} bytes' if isinstance(value, bytes) else repr(value)
+    return f'{len(value)} bytes' if isinstance(value, bytes) else f'{value}'
 
 
 def _shape(shape: Any) -> str:
@@ -176,4 +176,4 @@ class _Nodes:
             return ['bytes', f'{len(value)} bytes: {value[:16].hex(" ")}{" …" if len(value) > 16 else ""}']
         if isinstance(value, bool | None):
             return ['word', {True: 'true', False: 'false', None: 'null'}[value]]
-        return ['number', repr(value)]
+        return ['number', f'{value}']

@@ -235,7 +235,7 @@ class RecordSource(Source):
 
 
 class ForeignSource(Source):
-    """Rows of Parquet, ArrayRecord, TFRecord and WebDataset files, whose values are read whole."""
+    """Rows of Parquet, ArrayRecord, TFRecord, WebDataset and Megatron files, whose values are read whole."""
 
     portion = _FEW
 

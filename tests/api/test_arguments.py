@@ -21,7 +21,7 @@ ARGUMENTS = {
     'length': functools.partial(sources.Sample, dataset),
     'limit': functools.partial(sources.Truncate, dataset),
     'num_epochs': dataset.repeat,
-    'num_records': granular.IndexSampler,
+    'num_records': granular.grain.samplers.IndexSampler,
     'prefetch_buffer_size': lambda value: granular.ReadOptions(prefetch_buffer_size=value),
     'seed': dataset.seed,
     'shard_count': functools.partial(granular.ShardOptions, 0),
@@ -96,7 +96,7 @@ def test_sizes_may_exceed_the_dataset():
     [
         lambda: granular.MapDataset.range(1.5),
         lambda: granular.MapDataset.range(0, 5, 0),
-        lambda: granular.RangeDataSource(0, 5, 0),
+        lambda: granular.grain.sources.RangeDataSource(0, 5, 0),
         lambda: granular.MapDataset.select_from_datasets([dataset], lambda index: (0, index)),
     ],
 )
@@ -110,7 +110,12 @@ def test_slices_are_of_integers(tmp_path, part):
     with granular.DatasetWriter(tmp_path / 'x', {'x': 'int'}) as writer:
         writer.append({'x': 1})
     with granular.DatasetReader(tmp_path / 'x') as reader:
-        for read in (dataset.__getitem__, dataset.slice, reader.fetch, granular.ModeWrapper(reader, 'x').fetch):
+        for read in (
+            dataset.__getitem__,
+            dataset.slice,
+            reader.fetch,
+            granular.kappadata.ModeWrapper(reader, 'x').fetch,
+        ):
             with pytest.raises(InvalidArgumentError, match='expected a slice of integers'):
                 read(part)
 
@@ -191,11 +196,11 @@ def test_the_smallest_settings_are_used_and_smaller_ones_refused(field, tmp_path
 
 
 SIZES = {
-    'num_records': granular.IndexSampler,
+    'num_records': granular.grain.samplers.IndexSampler,
     'num_workers': lambda value: granular.MultiprocessingOptions(num_workers=value),
     'tail': lambda value: granular.IOConfig(tail=value),
-    'worker_count': lambda value: granular.DataLoader(
-        data_source=[1], sampler=granular.SequentialSampler(1), worker_count=value
+    'worker_count': lambda value: granular.grain.DataLoader(
+        data_source=[1], sampler=granular.grain.samplers.SequentialSampler(1), worker_count=value
     ),
     'workers': lambda value: granular.Loader(dataset, 2, workers=value, mp='spawn'),
 }
@@ -207,7 +212,7 @@ def test_sizes_that_no_machine_has_are_refused(name):
         SIZES[name](10**30)
 
 
-@pytest.mark.parametrize('source', [[1], granular.RangeDataSource(0, 2**62, 1)], ids=str)
+@pytest.mark.parametrize('source', [[1], granular.grain.sources.RangeDataSource(0, 2**62, 1)], ids=str)
 def test_a_cache_larger_than_memory_is_an_error(source):
     with (
         pytest.raises(StoreError, match='File too large'),
@@ -228,7 +233,7 @@ def test_arguments_of_paths_are_checked(tmp_path):
 
 FLAGS = {
     'drop_remainder': lambda value: dataset.batch(2, drop_remainder=value),
-    'shuffle': lambda value: granular.IndexSampler(10, None, value, seed=0),
+    'shuffle': lambda value: granular.grain.samplers.IndexSampler(10, None, value, seed=0),
     'allow_nones': lambda value: dataset.to_iter_dataset(allow_nones=value),
     'cache_data': lambda value: granular.BagReader(b'', cache_data=value),
     'remove': lambda value: granular.clean('.', value),
@@ -257,9 +262,9 @@ def test_a_batch_function_can_be_called(make):
 
 def test_numbers_beyond_63_bits_are_refused_or_endless():
     with pytest.raises(InvalidArgumentError, match='^range: expected integers'):
-        granular.RangeDataSource(0, 10**30, 1)
+        granular.grain.sources.RangeDataSource(0, 10**30, 1)
     with pytest.raises(OutOfRangeError, match='^RangeDataSource: index 5 is out of range'):
-        granular.RangeDataSource(0, 5, 1)[5]
-    assert next(iter(granular.load([7], num_epochs=10**30, batch_size=1))) == [7]
+        granular.grain.sources.RangeDataSource(0, 5, 1)[5]
+    assert next(iter(granular.grain.load([7], num_epochs=10**30, batch_size=1))) == [7]
     with pytest.raises(InvalidArgumentError, match='expected str, got int$'):
         list(granular.Path('x').glob(5))

@@ -32,7 +32,7 @@ from granular.errors import (
 dataset = MapDataset.range(10)
 
 
-class OfDtype(granular.MapTransform):
+class OfDtype(granular.grain.transforms.Map):
     def map(self, element):
         return element
 
@@ -60,8 +60,8 @@ def test_remedies_for_streams_and_foreign_files_help(tmp_path):
 
 MISTAKES = {
     'spec_that_is_a_dtype': (
-        lambda: granular.get_element_spec(dataset.map(OfDtype())),
-        r'OfDtype.output_spec: expected a granular.ShapeDtypeStruct.* got <class .numpy.int64',
+        lambda: granular.grain.experimental.get_element_spec(dataset.map(OfDtype())),
+        r'OfDtype.output_spec: expected a granular.grain.experimental.ShapeDtypeStruct.* got <class .numpy.int64',
     ),
     'streaming_dataset_of_hugging_face': (
         lambda: MapDataset.source(hugging_face_stream()),
@@ -103,7 +103,10 @@ MISTAKES = {
     'bytes_as_a_pattern': (lambda: granular.Path('x').match(b'*'), '^x: expected str, got bytes$'),
     'bytes_as_text': (lambda: granular.Path('x').write_text(b'text'), '^x: expected str, got bytes$'),
     'number_of_items': (lambda: granular.progress(5), '^progress: expected items to iterate over, got 5$'),
-    'number_of_datasets': (lambda: granular.FieldConcat(5), '^FieldConcat: expected one dataset or more, got 5$'),
+    'number_of_datasets': (
+        lambda: granular.kappadata.KDConcatDataset(5),
+        '^KDConcatDataset: expected one dataset or more, got 5$',
+    ),
     'number_of_sources': (lambda: granular.sources.Interleave(5), '^expected one source or more, got 5$'),
     'fields_of_labels': (
         lambda: dataset.oversample(['label']),
@@ -168,7 +171,7 @@ MISTAKES = {
         '^MapDataset.batch: expected batch_size, and drop_remainder, batch_fn by name, got 2 by position$',
     ),
     'dataset_by_position': (
-        lambda: granular.DataLoader(dataset),
+        lambda: granular.grain.DataLoader(dataset),
         '^DataLoader: expected data_source, sampler, .*start_method by name, got 1 by position$',
     ),
     'number_to_slice': (
@@ -223,7 +226,7 @@ MISTAKES = {
         r'shard_options: expected a granular.ShardOptions, got \(0, 2\)',
     ),
     'tuple_as_shard_options_of_a_sampler': (
-        lambda: granular.IndexSampler(10, (0, 2)),
+        lambda: granular.grain.samplers.IndexSampler(10, (0, 2)),
         r'shard_options: expected a granular.ShardOptions, got \(0, 2\)',
     ),
     'tuple_as_shard_options_of_packing': (
@@ -244,7 +247,7 @@ MISTAKES = {
     ),
     'set_in_memory': (lambda: granular.InMemoryDataSource({1, 2}), r'got set: pass list\(...\) of it$'),
     'stream_to_pad': (
-        lambda: granular.batch_and_pad(dataset.to_iter_dataset(), batch_size=64),
+        lambda: granular.grain.experimental.batch_and_pad(dataset.to_iter_dataset(), batch_size=64),
         r'batch_and_pad: expected a list of elements, got IterDataset: pass it as batch_fn: batch\(64, batch_fn=',
     ),
     'option_of_another_library_in_a_path': (
@@ -329,7 +332,10 @@ def test_a_number_in_place_of_a_shard_is_an_error(tmp_path):
 
 
 def test_a_stream_in_place_of_a_source_is_an_error():
-    for load in (granular.load, lambda it: granular.DataLoader(data_source=it, sampler=granular.SequentialSampler(1))):
+    for load in (
+        granular.grain.load,
+        lambda it: granular.grain.DataLoader(data_source=it, sampler=granular.grain.samplers.SequentialSampler(1)),
+    ):
         with pytest.raises(InvalidArgumentError, match='IterDataset is not a source: .*iterate over a stream itself'):
             load(dataset.to_iter_dataset())
 
@@ -348,13 +354,15 @@ def test_a_datapoint_with_other_keys_is_an_error_with_those_keys_alone(tmp_path)
     assert issubclass(DatapointKeysError, DatapointError) and issubclass(DatapointKeysError, UnknownKeyError)
 
 
-@pytest.mark.parametrize('cls', [granular.Loader, granular.aio.Loader, granular.DataLoader])
+@pytest.mark.parametrize('cls', [granular.Loader, granular.aio.Loader, granular.grain.DataLoader])
 @pytest.mark.parametrize(
     'name',
     ['batch_size', 'num_workers', 'prefetch_factor', 'pin_memory', 'drop_last', 'shuffle', 'collate_fn', 'dataset'],
 )
 def test_arguments_of_torch_are_answered_with_ours(cls, name):
-    arguments = {'source': [1], 'batch': 2} if cls is not granular.DataLoader else {'data_source': [1], 'sampler': 1}
+    arguments = (
+        {'source': [1], 'batch': 2} if cls is not granular.grain.DataLoader else {'data_source': [1], 'sampler': 1}
+    )
     with pytest.raises(InvalidArgumentError, match=rf"Loader: no arguments \['{name}'\]: for {name}, pass \w+"):
         cls(**arguments, **{name: 4})
     with pytest.raises(UnknownArgumentError, match=rf"Loader: no arguments \['{name[:-1]}_'\]"):
@@ -429,16 +437,20 @@ ANSWERED = {
         {'num_processes': 'num_workers', 'prefetch_factor': 'per_worker_buffer_size',
          'multiprocessing_context': 'start_method='},
     ),
-    'Batch': (lambda **given: granular.Batch(2, **given), {'drop_last': 'drop_remainder', 'collate_fn': 'batch_fn'}),
+    'Batch': (
+        lambda **given: granular.grain.transforms.Batch(2, **given),
+        {'drop_last': 'drop_remainder', 'collate_fn': 'batch_fn'},
+    ),
     'IndexSampler': (
-        lambda **given: granular.IndexSampler(9, **given),
+        lambda **given: granular.grain.samplers.IndexSampler(9, **given),
         {**dict.fromkeys(('rank', 'world_size', 'shard_index'), SHARD), 'weights': r'nothing: .*MapDataset.mix\('},
     ),
     'SequentialSampler': (
-        lambda **given: granular.SequentialSampler(9, **given), dict.fromkeys(('rank', 'num_replicas'), SHARD)
+        lambda **given: granular.grain.samplers.SequentialSampler(9, **given),
+        dict.fromkeys(('rank', 'num_replicas'), SHARD),
     ),
     'DataLoader': (
-        lambda **given: granular.DataLoader(data_source=[1], sampler=1, **given),
+        lambda **given: granular.grain.DataLoader(data_source=[1], sampler=1, **given),
         dict.fromkeys(('rank', 'world_size'), SHARD),
     ),
     'Loader': (lambda **given: granular.Loader([1], 1, **given), {'rank': 'shard_id', 'world_size': 'num_shards'}),
@@ -467,7 +479,7 @@ def test_arguments_of_other_libraries_are_answered_by_options_and_samplers(name)
 
 # Results, base classes, and datasets that have constructors of other names.
 MADE = {
-    'Conversion', 'LocalCopy', 'RecordMetadata', 'ShapeDtypeStruct', 'FieldWrapper', 'DatasetIterator', 'IterDataset',
+    'Conversion', 'LocalCopy', 'RecordMetadata', 'ShapeDtypeStruct', 'KDWrapper', 'DatasetIterator', 'IterDataset',
     'MapDataset',
 }  # fmt: skip
 PUBLIC = {
@@ -572,7 +584,7 @@ def test_index_of_a_stream_is_answered_and_it_remains_an_iterable_alone(kind):
         ):
             stream[index]
     assert {kind for kind in KINDS if isinstance(stream, kind)} == {abc.Iterable, abc.AsyncIterable}
-    assert not isinstance(stream, granular.RandomAccessDataSource)
+    assert not isinstance(stream, granular.grain.sources.RandomAccessDataSource)
     assert (bool(stream), operator.length_hint(stream, 7), list(stream), 2 in stream) == (True, 7, [0, 1, 2], True)
     assert (np.asarray(stream).shape, inspect.isgenerator(stream)) == ((), False)
     for call in (len, next, reversed):

@@ -17,18 +17,20 @@ PACKAGE = ROOT / 'granular'
 # From top to bottom: a module imports from its own part, or from parts of lower layers.
 LAYERS = (
     {'__main__': '`python -m granular`'},
-    {
-        'cli': 'commands, the demo, descriptions of datasets',
-        'integrations': 'PyTorch, JAX, Grain, Orbax, Ray, fsspec: each imported by its users',
-    },
+    {'cli': 'commands, the demo, descriptions of datasets'},
     {'view': 'the local web page of `granular view`'},
     {'__init__': 'the public names'},
-    {'sources': 'lazy sequences of granular 0.21', 'testing': 'servers and checks for tests'},
+    {'grain': "Grain's names", 'kappadata': "KappaData's names"},
+    {
+        'integrations': 'PyTorch, JAX, Grain, Orbax, Ray, fsspec: each imported by its users',
+        'sources': 'lazy sequences of granular 0.21',
+        'testing': 'servers and checks for tests',
+    },
     {'sync': 'the sync API: blocking methods over the async core'},
     {'aio.__init__': 'the public names of the async API'},
     {'aio.conversion': 'conversion of other formats into sharded datasets'},
     {
-        'aio.datasources': 'ArrayRecord, Parquet, TFRecord and WebDataset files, windows over tokens, and `open`',
+        'aio.datasources': 'files of other formats, windows over tokens, and `open`',
         'aio.caches': 'datapoints in memory, in shared memory, in Redis',
         'aio.transfer': 'copies on the local disk, archives',
     },
@@ -36,6 +38,7 @@ LAYERS = (
     {
         'aio.bags': 'records and their limits',
         'aio.loader': 'batches, steps, checkpoints',
+        'aio.kappadata': "KappaData's names, asynchronous",
     },
     {
         'aio.paths': 'paths and files',
@@ -65,6 +68,7 @@ LAYERS = (
     {
         '_lazy': 'optional packages and late imports',
         '_other_names': 'answers to names of other libraries',
+        '_plugins': 'what other packages add',
         '_redact': 'redaction of credentials',
         '_words': 'words of messages',
         '_typing': 'type variables with defaults',

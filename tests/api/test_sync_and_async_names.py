@@ -8,7 +8,7 @@ import granular
 from granular import aio, sources
 
 FIELDS = (
-    'ClassFilterWrapper', 'FieldConcat', 'FieldDataset', 'FieldWrapper', 'ModeWrapper', 'OversamplingWrapper',
+    'ClassFilterWrapper', 'KDConcatDataset', 'KDDataset', 'KDWrapper', 'ModeWrapper', 'OversamplingWrapper',
     'PercentFilterWrapper', 'RepeatWrapper', 'ShuffleWrapper', 'SubsetWrapper',
 )  # fmt: skip
 SOURCES = ('Epochs', 'Transform', 'Sample', 'Truncate', 'Interleave', 'Mix')
@@ -16,7 +16,7 @@ PAIRS = [
     (getattr(granular, name), getattr(aio, name))
     for name in (
         'ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetIterator', 'DatasetReader', 'DatasetWriter',
-        'Loader', 'MapDataset', 'ParquetDataSource', 'Path', 'TFRecordDataSource', 'TokenWindows',
+        'Loader', 'MapDataset', 'MegatronDataSource', 'ParquetDataSource', 'Path', 'TFRecordDataSource', 'TokenWindows',
         'WebDatasetDataSource',
     )
 ] + [
@@ -25,7 +25,7 @@ PAIRS = [
     (granular.ShardedDatasetReader, aio.ShardedDatasetReader),
     (granular.ShardedDatasetWriter, aio.ShardedDatasetWriter),
     *((getattr(sources, name), getattr(aio.sources, name)) for name in SOURCES),
-    *((getattr(granular, name), getattr(aio, name)) for name in FIELDS),
+    *((getattr(granular.kappadata, name), getattr(aio.kappadata, name)) for name in FIELDS),
 ]  # fmt: skip
 
 # How async objects are opened and closed; the readers of parts; the attributes of a stage that the pipeline goes by.
@@ -95,7 +95,7 @@ def test_everything_public_is_documented(ours, theirs):
             assert inspect.getdoc(getattr(cls, name)), f'{cls.__module__}.{cls.__name__}.{name}'
 
 
-@pytest.mark.parametrize('name', ['DataLoader', 'IterDataset', 'ParquetIterDataset', 'TFRecordIterDataset'])
+@pytest.mark.parametrize('name', ['IterDataset', 'ParquetIterDataset', 'TFRecordIterDataset'])
 def test_one_class_serves_for_and_async_for(name):
     cls = getattr(granular, name)
     assert cls is getattr(aio, name)
@@ -103,10 +103,20 @@ def test_one_class_serves_for_and_async_for(name):
     assert callable(cls.__aiter__)
 
 
+def test_a_data_loader_serves_for_and_async_for():
+    assert callable(granular.grain.DataLoader.__iter__)
+    assert callable(granular.grain.DataLoader.__aiter__)
+
+
 async def test_for_and_async_for_yield_the_same_elements():
     stream = granular.MapDataset.range(10).shuffle(seed=1).to_iter_dataset().batch(4)
-    sampler = granular.IndexSampler(10, shuffle=True, num_epochs=1, seed=1)
-    for items in stream, granular.DataLoader(data_source=range(10), sampler=sampler, operations=[granular.Batch(4)]):
+    sampler = granular.grain.samplers.IndexSampler(10, shuffle=True, num_epochs=1, seed=1)
+    for items in (
+        stream,
+        granular.grain.DataLoader(
+            data_source=range(10), sampler=sampler, operations=[granular.grain.transforms.Batch(4)]
+        ),
+    ):
         blocking, iterator = iter(items), aiter(items)
         assert isinstance(blocking, granular.DatasetIterator)
         assert isinstance(iterator, aio.DatasetIterator)

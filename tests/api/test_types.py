@@ -15,12 +15,12 @@ class Digit(TypedDict):
     label: int
 
 
-class Doubled(granular.MapTransform[int, str]):
+class Doubled(granular.grain.transforms.Map[int, str]):
     def map(self, element: int) -> str:
         return str(2 * element)
 
 
-class Untyped(granular.MapTransform):
+class Untyped(granular.grain.transforms.Map):
     def map(self, element: Any) -> Any:
         return element
 

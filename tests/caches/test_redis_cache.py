@@ -133,7 +133,7 @@ class Add:
         return value + self.number
 
 
-class Numbers(granular.FieldDataset):
+class Numbers(granular.kappadata.KDDataset):
     def __init__(self, first):
         self.first = first
 
@@ -195,7 +195,9 @@ def added(number):
             functools.partial(defined(f'def f(value, {"ab"[i]}, {"ba"[i]}): return a', 'f'), a=1, b=2)
         ),
         lambda i: NUMBERS.map(looked_up(granular.MapDataset.range(i, 9).map(str))),
-        lambda i: NUMBERS.map(looked_up(granular.ModeWrapper(granular.FieldConcat([Numbers(i), Numbers(5)]), 'x'))),
+        lambda i: NUMBERS.map(
+            looked_up(granular.kappadata.ModeWrapper(granular.kappadata.KDConcatDataset([Numbers(i), Numbers(5)]), 'x'))
+        ),
         lambda i: NUMBERS.map(type('Scale', (Scale,), {'factor': i})()),
         lambda i: NUMBERS.map(defined('def f(value): return (value, SIDE)', 'f', SIDE=i)),
         lambda i: NUMBERS.map(defined('def f(value): return [SIDES[1] for _ in range(2)]', 'f', SIDES=(5, i))),
@@ -211,9 +213,11 @@ def added(number):
         lambda i: NUMBERS.batch(2, batch_fn=lambda values: values[i]),
         lambda i: NUMBERS.slice([i, 3]),
         lambda i: granular.MapDataset.select_from_datasets([NUMBERS, NUMBERS.map(add(1))], Choice(i)),
-        lambda i: granular.ModeWrapper(granular.SubsetWrapper(Numbers(0), [i, 1]), 'x'),
-        lambda i: granular.ModeWrapper(Numbers(i), 'x'),
-        lambda i: granular.ModeWrapper(granular.FieldConcat([Numbers(0), Numbers(5)], bool(i)), 'x'),
+        lambda i: granular.kappadata.ModeWrapper(granular.kappadata.SubsetWrapper(Numbers(0), [i, 1]), 'x'),
+        lambda i: granular.kappadata.ModeWrapper(Numbers(i), 'x'),
+        lambda i: granular.kappadata.ModeWrapper(
+            granular.kappadata.KDConcatDataset([Numbers(0), Numbers(5)], bool(i)), 'x'
+        ),
         lambda i: granular.SharedMemoryCache(NUMBERS, add(i), max_bytes=1 << 16),
         lambda i: granular.MapDataset.zip([added(int(n == i)) for n in (0, 1)]),
     ],

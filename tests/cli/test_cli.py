@@ -21,7 +21,7 @@ import granular
 from granular.errors import GranularError
 from tests.support.fault_proxy import FaultProxy
 from tests.support.faults import FaultServer
-from tests.support.files import FILES, FORMATS
+from tests.support.files import FORMATS, write_numbers
 
 SPEC = {'image': 'png', 'label': 'int', 'text': 'utf8', 'times': 'int[]', 'array': 'array', 'raw': 'bytes'}
 
@@ -149,10 +149,10 @@ def test_commands_of_datasets_name_those_of_other_files(granular_cli, tmp_path, 
     assert (code, 'rows.parquet: is a file of the format parquet' in err, 'granular convert' in err) == (1, True, True)
 
 
-@pytest.mark.parametrize('suffix', FILES)
+@pytest.mark.parametrize('suffix', FORMATS)
 def test_info_and_cat_take_what_open_takes(granular_cli, tmp_path, suffix):
     for number, start in enumerate((0, 3)):
-        (tmp_path / f'{number}.{suffix}').write_bytes(FILES[suffix](range(start, start + 3)))
+        write_numbers(tmp_path / f'{number}.{suffix}', suffix, range(start, start + 3))
     for path, count in ((tmp_path / f'*.{suffix}', 6), (tmp_path / f'1.{suffix}', 3), (tmp_path, 6)):
         facts = json.loads(granular_cli('info', path, '--json')[1])
         assert (f'{facts["kind"]}DataSource', facts['datapoints']) == (FORMATS[suffix].source, count)

@@ -16,6 +16,7 @@ import granular
 from granular import aio
 from granular.aio.bags.bag import Bag
 from granular.aio.datasets.sharded_reader import columns_of_shards, indexed_shards_of
+from granular.aio.pipeline.data_source import identify
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import (
     CorruptDatasetError,
@@ -151,7 +152,7 @@ def test_index_is_built_in_every_store(root):
 
 @pytest.mark.parametrize('bucket', ['seaweed', 'fakegcs'], indirect=True)
 def test_large_datasets_open_with_three_requests(bucket, monkeypatch):
-    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
     write(bucket / 'ds', range(12), shardlen=2, index=True)
     config = granular.IOConfig(index_memory=1)
     for folder in (bucket / 'ds', granular.Path(str(bucket / 'ds'), config=config, **bucket.aio.store.options)):
@@ -212,7 +213,7 @@ def test_shard_that_failed_to_open_is_opened_again(tmp_path, monkeypatch):
     write(tmp_path / 'ds', range(30), shardlen=10, index=True)
     opened = Bag.open_indexed
 
-    def fail_once(bag, state):
+    def fail_once(bag, *arguments):
         monkeypatch.setattr(Bag, 'open_indexed', opened)
         raise KeyboardInterrupt
 
@@ -259,7 +260,7 @@ def test_replaced_and_added_shards_are_read_by_their_own_tables(root, caplog):
 @pytest.mark.parametrize(('bucket', 'layout'), [('seaweed', 'refs'), ('fakegcs', 'columns')], indirect=['bucket'])
 def test_replaced_shards_are_noticed_at_the_first_read(bucket, layout, monkeypatch, caplog):
     """Of many shards, no listing of all objects is made."""
-    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
     folder = bucket / 'ds'
     write(folder, range(40), layout, shardlen=10, index=True)
     rewrite(folder / '000001', range(10, 20), layout, text='other')
@@ -279,7 +280,7 @@ def test_replaced_shards_are_noticed_at_the_first_read(bucket, layout, monkeypat
 
 @pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
 def test_copies_of_a_reader_notice_replaced_shards_independently(bucket, monkeypatch):
-    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
     folder = bucket / 'ds'
     write(folder, range(20), shardlen=10, index=True)
     rewrite(folder / '000001', range(10, 20), text='other')
@@ -289,7 +290,7 @@ def test_copies_of_a_reader_notice_replaced_shards_independently(bucket, monkeyp
 
 @pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
 def test_shard_of_another_length_is_an_error_at_the_first_read(bucket, monkeypatch):
-    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
     folder = bucket / 'ds'
     write(folder, range(40), shardlen=10, index=True)
     rewrite(folder / '000001', range(10, 15))
@@ -302,7 +303,7 @@ def test_shard_of_another_length_is_an_error_at_the_first_read(bucket, monkeypat
 
 @pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
 def test_index_that_is_replaced_while_it_is_read_page_by_page(bucket, monkeypatch):
-    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
     write(bucket / 'ds', range(40), shardlen=10, index=True)
     config = granular.IOConfig(index_memory=1)
     folder = granular.Path(str(bucket / 'ds'), config=config, **bucket.aio.store.options)
@@ -318,7 +319,7 @@ def test_index_that_is_replaced_while_it_is_read_page_by_page(bucket, monkeypatc
 @pytest.mark.parametrize('change', ['dataset', 'dataset without an index', 'shard'])
 def test_dataset_that_is_replaced_while_it_is_open_is_not_mixed(bucket, listed, blocks, change, monkeypatch, tmp_path):
     if not listed:
-        monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+        monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
     write(bucket / 'ds', range(40), shardlen=10, index=True)
     config = granular.IOConfig(cache_dir=str(tmp_path) if blocks else '')
     folder = granular.Path(str(bucket / 'ds'), config=config, **bucket.aio.store.options)
@@ -344,47 +345,52 @@ def clock(monkeypatch):
     """Let the times of the last change differ between the files that are compared and those in the index."""
 
     def advance():
-        to_nanoseconds = granular.aio.datasets.index.to_nanoseconds
-        monkeypatch.setattr(granular.aio.datasets.index, 'to_nanoseconds', lambda time: to_nanoseconds(time) + 10**10)
+        to_nanoseconds = granular.aio.datasets.comparison.to_nanoseconds
+        monkeypatch.setattr(
+            granular.aio.datasets.comparison, 'to_nanoseconds', lambda time: to_nanoseconds(time) + 10**10
+        )
 
     return advance
+
+
+OLD = [{'b': ['x', 'y'], 'c': b'xy'}, {'b': ['z'], 'c': b'z'}]
+NEW = [{'b': ['x'], 'c': b'x'}, {'b': ['y', 'z'], 'c': b'yz'}]
+"""The same bytes, divided differently, in files of the same sizes."""
+
+
+def write_points(folder, points, layout):
+    spec = {'b': 'utf8[]', 'c': 'bytes'} if layout == 'refs' else {'c': 'bytes'}
+    for path in list(folder.iterdir()) if folder.exists() else []:
+        if path.name != NAME:
+            path.unlink()
+    with granular.DatasetWriter(folder, spec, granular.encoders, layout=layout) as writer:
+        for datapoint in points:
+            writer.append({key: datapoint[key] for key in spec})
 
 
 @pytest.mark.parametrize(('layout', 'key'), [('refs', 'b'), ('columns', 'c')])
 @pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
 def test_same_bytes_that_are_divided_differently_are_noticed(bucket, layout, key, monkeypatch, clock):
     """S3 gives the same version to the same bytes, whatever the limits and references that divide them."""
-    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
-    old = [{'b': ['x', 'y'], 'c': b'xy'}, {'b': ['z'], 'c': b'z'}]
-    new = [{'b': ['x'], 'c': b'x'}, {'b': ['y', 'z'], 'c': b'yz'}]
-    spec = {'b': 'utf8[]', 'c': 'bytes'} if layout == 'refs' else {'c': 'bytes'}
-
-    def write_points(folder, points):
-        for path in list(folder.iterdir()) if folder.exists() else []:
-            if path.name != NAME:
-                path.unlink()
-        with granular.DatasetWriter(folder, spec, granular.encoders, layout=layout) as writer:
-            for datapoint in points:
-                writer.append({key: datapoint[key] for key in spec})
-
+    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
     for number in range(3):
-        write_points(bucket / 'ds' / f'{number:06}', old)
+        write_points(bucket / 'ds' / f'{number:06}', OLD, layout)
     granular.build_index(bucket / 'ds')
-    write_points(bucket / 'ds' / '000001', new)
+    write_points(bucket / 'ds' / '000001', NEW, layout)
     if layout == 'columns':
         clock()  # as the files are of the same size
-    expected = [datapoint[key] for datapoint in (*old, *new, *old)]
+    expected = [datapoint[key] for datapoint in (*OLD, *NEW, *OLD)]
     for options in ({}, {'cache_keys': (key,)}, {'cache_index': False}):
         with granular.ShardedDatasetReader(bucket / 'ds', granular.decoders, **options) as reader:
             assert is_indexed(reader)
-            assert reader[2] == {name: new[0][name] for name in spec}
+            assert reader[2] == {name: NEW[0][name] for name in reader.spec}
             assert [datapoint[key] for datapoint in reader.fetch(range(6), (key,))] == expected
 
 
 @pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
 def test_empty_values_of_replaced_shards_are_noticed(bucket, monkeypatch):
     """An empty record is never requested."""
-    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
     folder = bucket / 'ds'
     write(folder, [0, 0, 50, 50], shardlen=2, index=True)
     rewrite(folder / '000000', [50, 51, 52])
@@ -397,7 +403,7 @@ def test_empty_values_of_replaced_shards_are_noticed(bucket, monkeypatch):
 
 @pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
 def test_each_shard_is_compared_once(bucket, monkeypatch):
-    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
     write(bucket / 'ds', range(40), shardlen=10, index=True)
     with granular.ShardedDatasetReader(bucket / 'ds', granular.decoders) as reader:
         for requests in (2, 1):
@@ -416,7 +422,7 @@ def test_columns_of_empty_values_have_an_index(bucket):
 
 @pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
 def test_windows_over_replaced_shards(bucket, monkeypatch, caplog):
-    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
     folder = bucket / 'ds'
 
     def write_tokens(number, start):
@@ -440,7 +446,7 @@ def test_windows_over_replaced_shards(bucket, monkeypatch, caplog):
                 [0, 1],
                 [2, 3],
             ]
-    assert len(warnings_of(caplog)) == 1
+    assert warnings_of(caplog) == []  # as the arrays are of the same size
 
 
 def test_appended_column_is_noticed(tmp_path, caplog):
@@ -460,19 +466,150 @@ def test_missing_shards_are_errors(tmp_path):
             call(tmp_path / 'ds')
 
 
-@pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
-def test_copied_dataset_is_read_by_its_own_tables(tmp_path, bucket, caplog):
-    write(tmp_path / 'ds', range(30), shardlen=10, index=True)
-    granular.Path(tmp_path / 'ds').copy(granular.Path(tmp_path / 'copy'))
-    assert read(tmp_path / 'copy') == [point(i, 'refs') for i in range(30)]
-    assert warnings_of(caplog) == []  # a copy on a disk has no index
-    shutil.copytree(tmp_path / 'ds', tmp_path / 'tree')
-    granular.Path(tmp_path / 'ds').copy(bucket / 'copy')
-    for copy in (tmp_path / 'tree', bucket / 'copy'):
-        caplog.clear()
-        assert read(copy) == [point(i, 'refs') for i in range(30)]
-        (message,) = warnings_of(caplog)
-        assert 'copied' in message and 'run `granular index`' in message
+# --- copies
+
+
+def copies_of(folder, bucket):
+    """Return copies of a dataset: on the disk, in a bucket, and one of that in another folder of the bucket."""
+    granular.Path(folder).copy(granular.Path(f'{folder}-copy'))
+    shutil.copytree(folder, f'{folder}-tree')
+    granular.Path(folder).copy(bucket / 'copy')
+    granular.build_index(bucket / 'copy')
+    (bucket / 'copy').copy(bucket / 'synced')
+    granular.Path(folder).copy(bucket / 'uploaded')
+    return [granular.Path(f'{folder}-copy'), granular.Path(f'{folder}-tree'), bucket / 'synced', bucket / 'uploaded']
+
+
+@pytest.mark.parametrize('listed', [True, False])
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+@pytest.mark.parametrize('bucket', ['seaweed', 'fakegcs'], indirect=True)
+def test_copied_datasets_are_read_by_their_index(tmp_path, bucket, layout, listed, monkeypatch, caplog):
+    if not listed:
+        monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+    for name, option in (('AWS_ACCESS_KEY_ID', 'key'), ('AWS_SECRET_ACCESS_KEY', 'secret')):
+        monkeypatch.setenv(name, bucket.aio.store.options.get(option, ''))  # which are not pickled
+    write(tmp_path / 'ds', range(30), layout, shardlen=10, index=True)
+    expected = [point(i, layout) for i in range(30)]
+    for copy in copies_of(tmp_path / 'ds', bucket):
+        for options in ({}, {'cache_keys': ('c',)}, {'cache_index': False}):
+            with granular.ShardedDatasetReader(copy, granular.decoders, **options) as reader:
+                assert is_indexed(reader)
+                assert reader[25] == expected[25]
+                with pickle.loads(pickle.dumps(reader)) as twin, reader.copy() as other:
+                    assert is_indexed(twin)
+                    assert list(twin) == list(reader) == list(other) == expected
+                assert [reader[i] for i in range(30)] == expected
+                assert indexed_shards_of(reader.aio).own == {}
+                assert [len(shard) for shard in reader.aio.readers] == [10, 10, 10]
+        with granular.ShardedDatasetReader(copy, granular.decoders, index=False) as reader:
+            assert list(reader) == expected
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ('bucket', 'layout', 'most'), [('seaweed', 'refs', 1), ('seaweed', 'columns', 4)], indirect=['bucket']
+)
+def test_shards_of_a_copy_are_compared_with_few_requests(bucket, layout, most, monkeypatch):
+    """The versions of S3 say that the bytes are the same; what is beside them is read: tables, and once the spec."""
+    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+    write(bucket / 'ds', range(80), layout, shardlen=10, index=True)
+    (bucket / 'ds').copy(bucket / 'copy')
+    with granular.ShardedDatasetReader(bucket / 'copy', granular.decoders) as reader:
+        assert reader[0]['a'] == 0
+        _, once = count_requests(lambda: reader.fetch([10], ('a',)))
+        _, again = count_requests(lambda: reader.fetch([11], ('a',)))
+    assert (once - again, again) == (most, 1)
+
+
+@pytest.mark.parametrize('place', ['disk', 'listed', 'unlisted'])
+@pytest.mark.parametrize(('layout', 'key'), [('refs', 'b'), ('columns', 'c')])
+@pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
+def test_shards_of_a_copy_with_the_same_sizes_and_other_limits(
+    tmp_path, bucket, layout, key, place, monkeypatch, caplog
+):
+    """No way to read a shard uses limits or references of the index that are not those of the shard."""
+    if place == 'unlisted':
+        monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+    origin = granular.Path(tmp_path / 'ds')
+    for number in range(4):
+        write_points(origin / f'{number:06}', OLD, layout)
+    granular.build_index(origin)
+    copy = (granular.Path(tmp_path) if place == 'disk' else bucket) / 'copy'
+    origin.copy(copy)
+    write_points(copy / '000001', NEW, layout)
+    other = [{'b': ['q', 'r'], 'c': b'qr'}, {'b': ['s'], 'c': b's'}]  # with the same limits
+    write_points(copy / '000002', other, layout)
+    expected = [*OLD, *NEW, *other, *OLD]
+    expected = [{name: point[name] for name in ('b', 'c') if layout == 'refs' or name == 'c'} for point in expected]
+    reads = {
+        'one': lambda reader: [reader[i] for i in range(8)],
+        'batch': lambda reader: reader.fetch(range(8)),
+        'few': lambda reader: [point for i in range(8) for point in reader.fetch([i])],
+        'stream': list,
+        'copy': lambda reader: list(reader.copy()),
+        'sequence': lambda reader: [
+            {**expected[i], key: reader[i, {key: found if found is True else range(len(found))}][key]}
+            for i in range(8)
+            for found in [reader.available(i)[key]]
+        ],
+        'pipeline': lambda reader: list(granular.MapDataset.source(reader)),
+    }
+    for name, call in reads.items():
+        with granular.ShardedDatasetReader(copy, granular.decoders) as reader:
+            assert is_indexed(reader)
+            assert call(reader) == expected, name
+            assert list(indexed_shards_of(reader.aio).own) == ([] if name == 'copy' else [1]), name
+    with granular.ShardedDatasetReader(copy, granular.decoders) as reader:
+        shards, again = reader.aio.readers, reader.aio.readers
+        with pytest.raises(ObjectChangedError):
+            asyncio.run(shards[1].bags[key].fetch([0, 1]))
+        assert [asyncio.run(shard.get(i)) for shard in shards for i in range(2)] == expected
+        assert [point for shard in again for point in asyncio.run(shard.fetch(range(2)))] == expected
+        assert reader.fetch(range(8)) == expected
+    assert all('run `granular index`' in message for message in warnings_of(caplog))
+
+
+# --- identities
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+@pytest.mark.parametrize('root', ['local', 'seaweed'], indirect=True)
+def test_identity_does_not_depend_on_how_a_dataset_was_opened(root, layout, tmp_path, monkeypatch):
+    for name, option in (('AWS_ACCESS_KEY_ID', 'key'), ('AWS_SECRET_ACCESS_KEY', 'secret')):
+        monkeypatch.setenv(name, root.aio.store.options.get(option, ''))  # which are not pickled
+    write(root / 'ds', range(30), layout, shardlen=10)
+    config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
+    cached = granular.Path.of(root.aio.store.with_config(config), (root / 'ds').aio.key)
+    pickled, identities = [], []
+
+    def note(folder, **options):
+        with granular.ShardedDatasetReader(folder, granular.decoders, **options) as reader:
+            reader.fetch(range(0, 30, 7))
+            pickled.append((folder, pickle.dumps(reader)))
+            asyncio.run(identify(reader.aio))
+            identities.append(reader.aio.identity())
+
+    ways = [{}, {'cache_index': False}, {'cache_keys': ('a',)}]
+    for folder in (root / 'ds', cached, cached):
+        for options in ways:
+            note(folder, **options)
+    granular.build_index(root / 'ds')
+    for options in (*ways, {'index': False}):
+        note(root / 'ds', **options)
+    assert all(identity == identities[0] for identity in identities)
+    write(root / 'ds', range(30, 40), layout, shardlen=10)
+    for options in ways:
+        note(root / 'ds', **options)
+    assert all(identity[:3] == identities[0] for identity in identities)
+    for number, (_, content) in enumerate(pickled):
+        with pickle.loads(content) as reader:
+            count = 40 if number >= len(pickled) - len(ways) else 30
+            assert list(reader) == [point(i, layout) for i in range(count)]
+    rewrite(root / 'ds' / '000001', range(10, 20), layout, text='y')
+    for folder, content in pickled:
+        if folder is not cached:  # which compares the versions of files when it reads them
+            with pytest.raises(ObjectChangedError):
+                list(pickle.loads(content))
 
 
 # --- damage

@@ -23,7 +23,7 @@ from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.remote import RemoteStore
 from granular.errors import CorruptBagError, GranularError, ObjectChangedError, UnsupportedError
 from tests.support.faults import FaultServer, md5_etag
-from tests.support.files import FILES, numbers_in
+from tests.support.files import FORMATS, numbers_in, write_numbers
 from tests.support.servers import KEY, SECRET
 from tests.support.tables import pairwise
 
@@ -655,9 +655,7 @@ def write_texts(kind, layout):
 
 
 FORMER = {
-    **{
-        f'.{suffix}': lambda path, numbers, make=make: path.write_bytes(make(numbers)) for suffix, make in FILES.items()
-    },
+    **{f'.{suffix}': lambda path, numbers, suffix=suffix: write_numbers(path, suffix, numbers) for suffix in FORMATS},
     **{
         f'-{kind.__name__}-{layout}': write_texts(kind, layout)
         for kind in (granular.DatasetWriter, granular.ShardedDatasetWriter)
@@ -678,8 +676,9 @@ FORMER = {
 def test_file_with_the_former_time_is_another_one(tmp_path, kind):
     def files(name):
         path = tmp_path / f'{name}{kind}'
-        found = [file for file in (path.rglob('*') if path.is_dir() else [path]) if file.is_file()]
-        return {file.relative_to(path): file for file in found if file.name != '.granular-index'}
+        found = [*path.rglob('*')] if path.is_dir() else [*tmp_path.glob(f'{name}.*')]
+        files = [file for file in found if file.is_file() and file.name != '.granular-index']
+        return {f'{file.relative_to(tmp_path)}'.removeprefix(name): file for file in files}
 
     for name, numbers in {'a': [5, 6, 7], 'b': [7, 5, 6]}.items():
         FORMER[kind](granular.Path(tmp_path / f'{name}{kind}'), numbers)

@@ -2,24 +2,36 @@
 makes as many datasets.
 """
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
+import multiprocessing
+import os
 import pickle
 import random
+import signal
 import sys
 import tempfile
+import traceback
 
 import pytest
 
 import granular
+from granular.aio.datasets import comparison
 from granular.aio.runtime.worker_pickling import pickling_for_worker
+from granular.errors import ObjectChangedError
+from tests.support.fault_proxy import FaultProxy
 from tests.support.tables import examples
 
 SPECS = {
     'refs': {'a': 'int', 'b': 'utf8[]', 'c': 'bytes', 'd': 'bytes[]'},
     'columns': {'a': 'int', 'c': 'bytes', 'e': 'utf8'},
 }
-CHANGES = ('none', 'replaced', 'appended', 'moved', 'all replaced')
+KEPT = ('none', 'indexed', 'appended')
+"""Changes after which a reader that was pickled before reads what it read."""
+CHANGES = (*KEPT, 'replaced', 'resized', 'divided', 'moved', 'moved and resized', 'moved and divided', 'all replaced')
+FAULTS = ('reset', 'status 503', 'after half', 'after cut', 'after reset')
 
 
 def datapoint(rng, layout):
@@ -43,37 +55,67 @@ def write(folder, layout, points, length):
             writer.append(point, flush=False)
 
 
-def replace(folder, rng, layout, points, length, shard):
-    """Write a shard anew, with other datapoints, as many as before."""
-    start = shard * length
-    (folder / f'{shard:06}').rmtree()
-    with granular.DatasetWriter(folder / f'{shard:06}', SPECS[layout], granular.encoders, layout=layout) as writer:
-        for i in range(start, min(start + length, len(points))):
-            points[i] = datapoint(rng, layout)
-            writer.append(points[i], flush=False)
+def resized(rng, point):
+    """Return another datapoint whose records have the same sizes."""
+    bits = max(1, point['a'].bit_length()) - 1
+    values = {'a': 1 << bits | rng.getrandbits(bits), 'e': f'{rng.random():.30f}'[: len(point.get('e', ''))]}
+    values['b'] = [f'{rng.random():.30f}'[: len(text)] for text in point.get('b', ())]
+    values['c'] = rng.randbytes(len(point['c']))
+    values['d'] = [rng.randbytes(len(record)) for record in point.get('d', ())]
+    return {key: values[key] for key in point}
+
+
+def divided(rng, points):
+    """Divide the bytes of datapoints differently: their files have the same sizes, and the bags the same bytes."""
+    others = [dict(point) for point in points]
+    for left, right in itertools.pairwise(others):
+        both = left['c'] + right['c']
+        cut = rng.randrange(len(both) + 1)
+        left['c'], right['c'] = both[:cut], both[cut:]
+        for key in {'b', 'd'} & left.keys():
+            both = left[key] + right[key]
+            cut = rng.randrange(len(both) + 1)
+            left[key], right[key] = both[:cut], both[cut:]
+    return others
+
+
+def replace(folder, layout, points, start, others):
+    """Write a shard, which begins at a datapoint, anew."""
+    points[start : start + len(others)] = others
+    shard = folder / f'{start // len(others):06}'
+    index = shard / '.granular-index'
+    kept = index.read_bytes() if index.exists() else b''
+    shard.rmtree()
+    with granular.DatasetWriter(shard, SPECS[layout], granular.encoders, layout=layout) as writer:
+        for point in others:
+            writer.append(point, flush=False)
+    if kept:
+        index.write_bytes(kept)
 
 
 def changed(folder, rng, layout, points, length, change):
-    """Change a dataset after its index was built; return its folder."""
-    shards = range(-(-len(points) // length))
-    match change:
-        case 'replaced':
-            # The index lies in the first shard.
-            for shard in rng.sample(shards[1:], min(len(shards) - 1, 2)):
-                replace(folder, rng, layout, points, length, shard)
-        case 'all replaced':
-            index = (folder / '000000' / '.granular-index').read_bytes()
-            for shard in shards:
-                replace(folder, rng, layout, points, length, shard)
-            (folder / '000000' / '.granular-index').write_bytes(index)
+    """Change a dataset; return its folder."""
+    if change.startswith('moved'):
+        folder.copy(folder.parent / 'moved')
+        folder.rmtree()
+        folder = folder.parent / 'moved'
+    starts = range(0, len(points), length)
+    match change.rpartition(' ')[2]:
+        case 'indexed':
+            granular.build_index(folder)
         case 'appended':
-            more = [datapoint(rng, layout) for _ in range(rng.randrange(1, 2 * length + 1))]
+            more = [datapoint(rng, layout) for _ in range(length * rng.randrange(1, 3))]
             write(folder, layout, more, length)
             points += more
-        case 'moved':
-            folder.copy(folder.parent / 'moved')
-            folder.rmtree()
-            folder = folder.parent / 'moved'
+        case 'replaced' | 'resized' | 'divided' as how:
+            some = rng.sample(starts, min(len(starts), rng.randrange(1, 3)))
+            for start in starts if change == 'all replaced' else some:
+                own = points[start : start + length]
+                if how == 'divided':
+                    others = divided(rng, own)
+                else:
+                    others = [datapoint(rng, layout) if how == 'replaced' else resized(rng, point) for point in own]
+                replace(folder, layout, points, start, others)
     return folder
 
 
@@ -83,24 +125,24 @@ def chosen(points, length, start, step):
     return list(itertools.chain.from_iterable(shards[start::step]))
 
 
-def as_used(reader, rng):
-    """Return the reader, or a copy of it, made in one of the ways that there are."""
-    match rng.choice(('itself', 'copy', 'pickled', 'pickled for a worker', 'pickled unused')):
-        case 'copy':
-            return reader.copy()
-        case 'pickled unused':
-            return pickle.loads(pickle.dumps(reader))
-        case 'pickled':
-            reader.fetch([rng.randrange(len(reader)) for _ in range(3)])
-            return pickle.loads(pickle.dumps(reader))
-        case 'pickled for a worker':
-            reader.fetch([rng.randrange(len(reader)) for _ in range(3)])
-            token = pickling_for_worker.set(True)
-            try:
-                return pickle.loads(pickle.dumps(reader))
-            finally:
-                pickling_for_worker.reset(token)
-    return reader
+def pickled(reader, rng):
+    """Return a pickled reader: used or not, and with its tables, as for a worker process, or without."""
+    if rng.random() < 0.7:
+        reader.fetch([rng.randrange(len(reader)) for _ in range(3)])
+    if rng.random() < 0.6:
+        return pickle.dumps(reader)
+    token = pickling_for_worker.set(True)
+    try:
+        return pickle.dumps(reader)
+    finally:
+        pickling_for_worker.reset(token)
+
+
+def read_pickled(content, picks, listed):
+    """Read by a pickled reader in another process."""
+    comparison._LISTED = listed
+    with pickle.loads(content) as reader:
+        return reader.fetch(picks), list(reader)
 
 
 def masked(point, mask):
@@ -144,17 +186,46 @@ def compare(reader, expected, rng, layout):
     return 12 + count
 
 
-def attack(folder, seed, caches=None):
-    """Compare reads of a dataset that a seed gives, twice if there is a folder for caches; return their number."""
+def compare_copies(reader, expected, rng, layout, others):
+    """Compare reads of a reader, and of a copy of it, made in one of the ways that there are; return their number."""
+    reads = 0
+    match rng.choice(('none', 'copy', 'pickle', 'fork', 'process')):
+        case 'copy':
+            with reader.copy() as copy:
+                reads = compare(copy, expected, rng, layout)
+        case 'pickle':
+            with pickle.loads(pickled(reader, rng)) as copy:
+                reads = compare(copy, expected, rng, layout)
+        case 'fork':
+            if not (child := os.fork()):
+                signal.alarm(120)
+                try:
+                    compare(reader, expected, rng, layout)
+                    os._exit(0)
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        case 'process' if others is not None:
+            picks = [rng.randrange(len(expected)) for _ in range(10)]
+            found = others.submit(read_pickled, pickled(reader, rng), picks, comparison._LISTED).result()
+            assert found == ([expected[i] for i in picks], expected)
+    return reads + compare(reader, expected, rng, layout)
+
+
+def attack(folder, seed, caches=None, others=None, place=None, listed=True):
+    """Compare reads of a dataset that a seed gives, twice if there is a folder for caches; return their number.
+
+    ``others`` is another process, and ``place`` returns the path by which a folder is read. If objects are not
+    ``listed``, replaced shards are noticed when they are first read.
+    """
     rng = random.Random(seed)
     layout, length = rng.choice(list(SPECS)), rng.randrange(1, 8)
     points = [datapoint(rng, layout) for _ in range(length * rng.randrange(1, 7))]
     write(folder, layout, points, length)
-    change = 'none'
     if rng.random() < 0.8:
         granular.build_index(folder)
-        change = rng.choice(CHANGES)
-    folder = changed(folder, rng, layout, points, length, change)
+    change = rng.choice(CHANGES)
     shards = -(-len(points) // length)
     start = rng.choice((0, 0, rng.randrange(shards)))
     options = {
@@ -165,30 +236,78 @@ def attack(folder, seed, caches=None):
         'shardstep': rng.choice((1, 1, 2)),
         'index': rng.random() < 0.9,
     }
-    config = {'index_memory': rng.choice((1, 3000, 1 << 30)), 'max_gap': rng.choice((-1, 0, 1 << 20))}
+    config = {'index_memory': rng.choice((1, 3000, 1 << 30)), 'max_gap': rng.choice((-1, 0, 1 << 20)), 'backoff': 0.001}
     if caches is not None:
         config['index_cache'] = rng.choice(('', f'{caches}/index'))
         config['cache_dir'] = rng.choice(('', f'{caches}/blocks'))
-    expected = chosen(points, length, start, options['shardstep'])
-    store = folder.aio.store
-    path = granular.Path.of(store.with_config(dataclasses.replace(store.config, **config)), folder.aio.key)
+
+    def opened(folder):
+        path = (folder if place is None else place(folder)).aio
+        path = granular.Path.of(path.store.with_config(dataclasses.replace(path.store.config, **config)), path.key)
+        return granular.ShardedDatasetReader(path, granular.decoders, **options)
+
+    before = None
+    if rng.random() < 0.5:
+        with opened(folder) as reader:
+            before = pickled(reader, rng), chosen(points, length, start, options['shardstep'])
+    folder = changed(folder, rng, layout, points, length, change)
     reads = 0
+    if before is not None and change in KEPT:
+        with pickle.loads(before[0]) as reader:
+            reads += compare(reader, before[1], rng, layout)
+    elif before is not None and listed and not change.startswith('moved'):
+        with contextlib.suppress(ObjectChangedError), pickle.loads(before[0]) as reader:
+            assert list(reader) == before[1]  # the shards that are read were not replaced
+    expected = chosen(points, length, start, options['shardstep'])
+    if config.get('index_cache'):
+        # An index cache is compared when it is first used, and removed if the dataset was replaced.
+        with contextlib.suppress(ObjectChangedError), opened(folder) as reader:
+            assert list(reader) == expected
     for _ in range(1 if caches is None else 2):
-        with granular.ShardedDatasetReader(path, granular.decoders, **options) as reader:
-            with as_used(reader, rng) as used:
-                reads += compare(used, expected, rng, layout)
+        with opened(folder) as reader:
+            reads += compare_copies(reader, expected, rng, layout, others)
     return reads
 
 
+@pytest.fixture(scope='module')
+def others():
+    """Another process."""
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context('spawn')) as executor:
+        yield executor
+
+
+@pytest.fixture
+def listing(monkeypatch):
+    """Let readers list the objects of a dataset for every other seed, as they do not if there are many."""
+
+    def listing(seed):
+        if seed % 2:
+            monkeypatch.setattr(comparison, '_LISTED', 0)
+        return not seed % 2
+
+    return listing
+
+
 @pytest.mark.parametrize('seeds', [range(i, i + 10) for i in range(0, examples(90), 10)])
-def test_reads_of_sharded_datasets_are_those_of_a_list(tmp_path, seeds):
+def test_reads_of_sharded_datasets_are_those_of_a_list(tmp_path, others, seeds):
     for seed in seeds:
-        assert attack(granular.Path(tmp_path / f'{seed}' / 'data'), seed) > 0
+        assert attack(granular.Path(tmp_path / f'{seed}' / 'data'), seed, others=others) > 0
 
 
 @pytest.mark.parametrize('seed', range(examples(24)))
-def test_reads_of_sharded_datasets_in_a_bucket_are_those_of_a_list(fakegcs, tmp_path, seed):
-    assert attack(fakegcs.place() / 'data', seed, tmp_path) > 0
+def test_reads_of_sharded_datasets_in_a_bucket_are_those_of_a_list(fakegcs, tmp_path, others, listing, seed):
+    assert attack(fakegcs.place() / 'data', seed, tmp_path, others, listed=listing(seed)) > 0
+
+
+@pytest.mark.parametrize('seed', range(examples(24)))
+def test_reads_of_sharded_datasets_with_faults_are_those_of_a_list(fakegcs, tmp_path, listing, seed):
+    rng = random.Random(seed)
+    with FaultProxy(fakegcs.endpoint, lambda call: rng.choice(FAULTS) if rng.random() < 0.03 else '') as proxy:
+
+        def place(folder):
+            return granular.Path(f'{folder}', **{**folder.aio.store.options, 'endpoint_url': proxy.endpoint})
+
+        assert attack(fakegcs.place() / 'data', seed, tmp_path, None, place, listing(seed)) > 0
 
 
 def main():

@@ -52,13 +52,19 @@ def openers(suffix):
 
 def records_in(datapoints):
     if isinstance(datapoints, dict):  # the datapoints of a slice, by key
-        return datapoints['n']
+        key = 'tokens' if 'tokens' in datapoints else 'n'
+        return [record_in({key: value}) for value in datapoints[key]]
     return [record_in(datapoint) for datapoint in datapoints]
 
 
 def write(path, suffix, records=RECORDS):
-    path.write_bytes(FORMATS[suffix].of_records(records))
+    FORMATS[suffix].write(path, records)
     return path
+
+
+def files_of(path, suffix):
+    """Return the files of a source of one path: the path, and for some formats another one."""
+    return [path.with_name(name) for name in FORMATS[suffix].files(path.name, [])]
 
 
 def write_all(folder, suffix):
@@ -136,8 +142,8 @@ def test_batch_takes_few_requests(fakegcs, suffix):
 @each_format
 def test_files_of_several_stores_are_one_source(several, bucket, suffix):
     paths = several[suffix]
-    copied = paths[3].copy(bucket / 'x')
-    with source_of(suffix, [*paths[:3], copied]) as source:
+    copied = [file.copy(bucket / file.name) for file in files_of(paths[3], suffix)]
+    with source_of(suffix, [*paths[:3], copied[0]]) as source:
         assert records_in(source.fetch([119, 0, 40])) == [RECORDS[i] for i in (119, 0, 40)]
 
 
@@ -212,10 +218,11 @@ def test_replaced_file_is_an_error(root, suffix):
     path = write(root / f'x.{suffix}', suffix)
     source = source_of(suffix, path)
     if root.aio.store.local:
-        granular.aio.stores.local.files.files.forget(path.aio.key)  # open files remain readable
+        for file in files_of(path, suffix):
+            granular.aio.stores.local.files.files.forget(file.aio.key)  # open files remain readable
     write(path, suffix, RECORDS[::-1])
     for read in (lambda: source[3], lambda: source.fetch([3, 100]), lambda: list(source)):
-        with pytest.raises(ObjectChangedError, match=rf'x\.{suffix}.*replaced'):
+        with pytest.raises(ObjectChangedError, match=rf'{files_of(path, suffix)[-1].name}.*replaced'):
             read()
     assert record_in(source_of(suffix, path)[0]) == RECORDS[-1]
 
@@ -259,11 +266,12 @@ def test_missing_and_invalid_files_are_errors(root, several, suffix):
 @settings(max_examples=examples(100))
 @given(data=st.data())
 def test_damaged_files_give_records_or_errors(several, tmp_path, suffix, data):
-    content = bytearray(several[suffix][3].read_bytes())
-    for _ in range(data.draw(st.integers(0, 3))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     path = granular.Path(tmp_path / 'damaged')
-    path.write_bytes(bytes(content[: data.draw(st.integers(0, len(content)))]))
+    for file, target in zip(files_of(several[suffix][3], suffix), files_of(path, suffix), strict=True):
+        content = bytearray(file.read_bytes())
+        for _ in range(data.draw(st.integers(0, 3))):
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+        target.write_bytes(bytes(content[: data.draw(st.just(len(content)) | st.integers(0, len(content)))]))
     for read in (
         lambda: list(source_of(suffix, path)),
         *(lambda opener=opener: opener(path) for opener in openers(suffix)),
@@ -380,7 +388,8 @@ def test_pickled_source_opens_its_files_or_fails(root, suffix, late):
             copies = [pickle.dumps(each) for each in (source, cache, unopened, unread)]
         for data in copies:
             assert records_in(read(pickle.loads(data), range(5))) == VERSIONS[0][:5]
-        path.unlink()
+        for file in files_of(path, suffix):
+            file.unlink()
         write(path, suffix, VERSIONS[1])
         for data in copies:
             with pytest.raises(ObjectChangedError, match='was replaced since the reader was pickled'):
@@ -397,7 +406,8 @@ def test_caches_of_a_source_do_not_return_records_of_replaced_files(root, suffix
     space, path = f'test-{uuid.uuid4().hex[:8]}', root / f'x.{suffix}'
     name = {'max_bytes': 1 << 20, 'name': space}
     for records in VERSIONS:
-        path.unlink(missing_ok=True)
+        for file in files_of(path, suffix):
+            file.unlink(missing_ok=True)
         write(path, suffix, records)
         with open_part(path, suffix, late) as source:
             stages = granular.MapDataset.source(source).slice(slice(0, 5))
@@ -419,8 +429,7 @@ def test_files_without_versions_are_cached_beyond_processes_by_a_fingerprint_onl
     modified, suffix, late, tmp_path, redis_server
 ):
     space = f'test-{uuid.uuid4().hex[:8]}'
-    data = write(tmp_path / 'x', suffix, VERSIONS[0]).read_bytes()
-    with FaultServer(files={f'x.{suffix}': data}) as server:
+    with FaultServer(files=FORMATS[suffix].files(f'x.{suffix}', VERSIONS[0])) as server:
         server.etag, server.modified = None, {'': modified}
         with open_part(granular.Path(f'{server.endpoint}/b/x.{suffix}'), suffix, late) as source:
             with pytest.raises(InvalidArgumentError, match='gives files no versions.*: pass fingerprint='):

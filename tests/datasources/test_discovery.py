@@ -22,7 +22,7 @@ from granular.aio.datasources.discovery.names import ENDINGS
 from granular.cli.describe import describe
 from granular.errors import CorruptDatasetError, GranularError, InvalidArgumentError, NotFoundError
 from tests import ROOT
-from tests.support.files import FILES, FORMATS, numbers_in
+from tests.support.files import FORMATS, files_of_numbers, numbers_in, write_numbers
 
 PNG = granular.encoders['png'](np.zeros((2, 2, 3), np.uint8))
 UUID = '0f2f6d6e-7d6b-4d1c-9a51-2a57a1b1c2d3-c000'
@@ -47,6 +47,9 @@ FOLDERS = {
     'Hive': ['day=1/a.parquet', 'day=2/a.parquet'],
     'TFRecord in folders': ['a/x.tfrecord', 'b/x.tfrecord'],
     'ArrayRecord': ['x.array_record-00000-of-00002', 'x.array_record-00001-of-00002'],
+    'Megatron': ['a.idx', 'a.bin', 'b.idx', 'b.bin', 'c.bin'],
+    'Megatron in folders': ['a/x.idx', 'a/x.bin', 'b/x.idx', 'b/x.bin'],
+    'index of a tar file': ['a.tar', 'a.idx'],
     'two formats': ['a.parquet', 'a.tar'],
     'classes of images': ['cat/1.png', 'dog/2.JPG', '_x/3.png'],
     'classes with numbers': ['000000/1.png', '000001/2.png'],
@@ -62,8 +65,10 @@ def content(name):
         table = pyarrow.BufferOutputStream()
         parquet.write_table(pyarrow.table({'file_name': ['cat/1.png'], 'text': ['a cat']}), table)
         return table.getvalue().to_pybytes()
-    kind = next((suffix for suffix in FILES if f'.{suffix}' in name.lower()), '')
-    return FILES[kind]([1]) if kind else PNG if name.lower().endswith(('.png', '.jpg')) else b'text'
+    kind = next((suffix for suffix in FORMATS if f'.{suffix}' in name.lower().replace('.bin', '.idx')), '')
+    return (
+        files_of_numbers(kind, name, [1])[name] if kind else PNG if name.lower().endswith(('.png', '.jpg')) else b'text'
+    )
 
 
 def fill(folder, names):
@@ -143,9 +148,9 @@ def numbered(tmp_path):
     def write(names, root=None):
         folder = granular.Path(tmp_path / 'numbered') if root is None else root
         for name in names:
-            suffix = next(suffix for suffix in FILES if f'.{suffix}' in name.lower())
+            suffix = next(suffix for suffix in FORMATS if f'.{suffix}' in name.lower())
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(FILES[suffix]([number(name)]))
+            write_numbers(folder / name, suffix, [number(name)])
         return folder
 
     return write

@@ -8,7 +8,7 @@ import granular
 from granular.errors import NotFoundError
 from tests.conftest import empty_folder
 from tests.datasources.conftest import STORES
-from tests.support.files import FILES, numbers_in
+from tests.support.files import FILES, FORMATS, numbers_in, write_numbers
 from tests.support.tables import cover
 from tests.view.serving import Served
 from tests.view.test_server import ask
@@ -21,9 +21,7 @@ def dataset(path, numbers, kind=granular.DatasetWriter, **options):
 
 
 KINDS = {
-    **{
-        f'.{suffix}': lambda path, numbers, make=make: path.write_bytes(make(numbers)) for suffix, make in FILES.items()
-    },
+    **{f'.{suffix}': lambda path, numbers, suffix=suffix: write_numbers(path, suffix, numbers) for suffix in FORMATS},
     '': dataset,
     '-sharded': lambda path, numbers: dataset(path, numbers, granular.ShardedDatasetWriter, shardlen=2),
 }
@@ -75,14 +73,14 @@ def files_of_several(request, tmp_path):
         folder.mkdir(parents=True)
         files = [names.format(n=NAMES[names] + i, end=f'.{suffix}') for i in range(3)]
         for i, name in enumerate(files):
-            (folder / name).write_bytes(FILES[suffix]([10 * i, 10 * i + 1]))
+            write_numbers(folder / name, suffix, [10 * i, 10 * i + 1])
         return folder, files
 
     return write
 
 
 @pytest.mark.parametrize('names', NAMES)
-@pytest.mark.parametrize('suffix', FILES)
+@pytest.mark.parametrize('suffix', FORMATS)
 def test_missing_files_of_several_are_named(files_of_several, suffix, names, tmp_path):
     folder, files = files_of_several(suffix, names)
     paths = [folder, folder / 'x*', folder / '*-of-*']

@@ -3,16 +3,16 @@
 import pytest
 
 import granular
-from tests.support.files import FILES, numbers_in
+from tests.support.files import FORMATS, numbers_in, write_numbers
 
 NAMES = ['x[1]', '{a,b}', 'a#b?c', '%41', 'a b\n', '*', '~', '-x', '.hidden', 'a\\b', '$HOME', '\udcff', 'x' * 240]
 
 
-@pytest.mark.parametrize('suffix', FILES)
+@pytest.mark.parametrize('suffix', FORMATS)
 def test_files_with_odd_names_are_opened_and_converted(suffix, tmp_path):
     for number, name in enumerate(NAMES):
         file = tmp_path / f'{name}.{suffix}'
-        file.write_bytes(FILES[suffix](range(5)))
+        write_numbers(file, suffix, range(5))
         with granular.open(str(file)) as source:
             assert numbers_in(source) == list(range(5)), name
         granular.convert(str(file), tmp_path / name / 'data', shardlen=2)

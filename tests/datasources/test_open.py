@@ -15,7 +15,7 @@ from pyarrow import parquet
 import granular
 from granular import aio
 from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
-from tests.support.files import FILES, numbers_in
+from tests.support.files import FILES, FORMATS, numbers_in, write_numbers
 
 SPEC = {'image': 'png', 'label': 'int'}
 
@@ -222,10 +222,10 @@ def test_folders_of_other_libraries_name_the_remedy(name, place, tmp_path, fakeg
                     call(path)
 
 
-@pytest.mark.parametrize('suffix', FILES)
+@pytest.mark.parametrize('suffix', FORMATS)
 def test_braces_stand_for_numbers_and_alternatives(suffix, tmp_path):
     for number in range(4):
-        (tmp_path / f'a-{number:03}.{suffix}').write_bytes(FILES[suffix]([10 * number, 10 * number + 1]))
+        write_numbers(tmp_path / f'a-{number:03}.{suffix}', suffix, [10 * number, 10 * number + 1])
     pattern = tmp_path / f'a-{{001..003}}.{suffix}'
     with granular.open(pattern) as reader:
         assert numbers_in(reader) == [10, 11, 20, 21, 30, 31]

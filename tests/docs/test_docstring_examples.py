@@ -145,6 +145,7 @@ def store(seaweed, tmp_path_factory):
         examples = b''.join(frame(encode({'label': [i]})) for i in range(50))
         (folder / 'train.tfrecord').write_bytes(examples)
         (folder / 'train.tfrecord.gz').write_bytes(gzip.compress(examples))
+        granular.convert([np.arange(9, dtype=np.uint16)] * 5, folder / 'corpus.idx')
         bucket = granular.Path('s3://bucket')
         bucket.mkdir(exist_ok=True)
         granular.Path(folder).copy(bucket)

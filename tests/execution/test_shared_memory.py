@@ -150,8 +150,8 @@ def loader_of(function):
 
 
 def data_loader_of(function):
-    source, sampler = MapDataset.range(3000).map(function), granular.SequentialSampler(3000)
-    return granular.DataLoader(data_source=source, sampler=sampler, worker_count=1, worker_buffer_size=2)
+    source, sampler = MapDataset.range(3000).map(function), granular.grain.samplers.SequentialSampler(3000)
+    return granular.grain.DataLoader(data_source=source, sampler=sampler, worker_count=1, worker_buffer_size=2)
 
 
 def stream_of(function):

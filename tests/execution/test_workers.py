@@ -460,7 +460,7 @@ class Point:
     x: int
     pid: int
 
-class Shift(granular.MapTransform):
+class Shift(granular.grain.transforms.Map):
     def map(self, point):
         return Point(point.x + offset, os.getpid())
 
@@ -470,8 +470,8 @@ def make(x):
 offset = 10
 assert not hasattr(sys.modules['__main__'], '__file__')
 operations = [make, Shift(), lambda point: Point(2 * point.x, point.pid)]
-sampler = granular.IndexSampler(5, num_epochs=1)
-loader = granular.DataLoader(data_source=range(5), sampler=sampler, operations=operations, worker_count=1)
+sampler = granular.grain.samplers.IndexSampler(5, num_epochs=1)
+loader = granular.grain.DataLoader(data_source=range(5), sampler=sampler, operations=operations, worker_count=1)
 points = list(loader)
 assert all(type(point) is Point and point.pid != os.getpid() for point in points), points
 print([point.x for point in points])
@@ -590,11 +590,11 @@ if __name__ == '__main__':
 
     numbers, method = range(9), sys.argv[1]
     workers = granular.MultiprocessingOptions(1, start_method=method)
-    sampler = granular.IndexSampler(9, num_epochs=1)
+    sampler = granular.grain.samplers.IndexSampler(9, num_epochs=1)
     loaders = {
         'double': granular.Loader(granular.MapDataset.range(9).map(double), 1, workers=1, mp=method, on_error='skip'),
         'Numbers': granular.MapDataset.source(Numbers()).to_iter_dataset(on_error='skip').mp_prefetch(workers),
-        'double ': granular.DataLoader(
+        'double ': granular.grain.DataLoader(
             data_source=numbers, sampler=sampler, operations=[double], worker_count=1, start_method=method
         ),
     }

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import granular
 from granular import (
     ClassFilterWrapper,
-    FieldConcat,
-    FieldDataset,
-    FieldWrapper,
+    KDConcatDataset,
+    KDDataset,
+    KDWrapper,
     MapDataset,
     ModeWrapper,
     OversamplingWrapper,
@@ -29,7 +29,7 @@ from granular.errors import ClosedError, DatapointError, InvalidArgumentError, O
 LABELS = [0, 1, 1, 1, 2, 2, 1, 0, 1, 1, 1]
 
 
-class Numbers(FieldDataset):
+class Numbers(KDDataset):
     """A dataset whose field x is ten times the index."""
 
     class_names = ('a', 'b', 'c')
@@ -52,7 +52,7 @@ class Numbers(FieldDataset):
         return self.labels[idx]
 
 
-class Shifted(FieldWrapper):
+class Shifted(KDWrapper):
     """A wrapper that shifts x by a random number."""
 
     def __init__(self, dataset, shift=1):
@@ -125,23 +125,25 @@ def test_invalid_modes_and_loaders_are_rejected():
 
 
 WITHOUT_ELEMENTS = {
-    'FieldDataset': Numbers,
-    'FieldWrapper': lambda: Shifted(Numbers()),
+    'KDDataset': Numbers,
+    'KDWrapper': lambda: Shifted(Numbers()),
     'SubsetWrapper': lambda: SubsetWrapper(Numbers(), [1, 2]),
     'PercentFilterWrapper': lambda: PercentFilterWrapper(Numbers(), 0.0, 0.5),
     'RepeatWrapper': lambda: RepeatWrapper(Numbers(), 2),
     'ShuffleWrapper': lambda: ShuffleWrapper(Numbers(), seed=1),
     'ClassFilterWrapper': lambda: ClassFilterWrapper(Numbers(), [1]),
     'OversamplingWrapper': lambda: OversamplingWrapper(Numbers()),
-    'FieldConcat': lambda: FieldConcat([Numbers(), Numbers()]),
-    'aio': lambda: aio.RepeatWrapper(Numbers(), 2),
+    'KDConcatDataset': lambda: KDConcatDataset([Numbers(), Numbers()]),
+    'aio': lambda: aio.kappadata.RepeatWrapper(Numbers(), 2),
 }
 USES = {
     'index': lambda d, _: d[0],
     'loop': lambda d, _: list(d),
     'Loader': lambda d, _: granular.Loader(d, 1),
     'MapDataset': lambda d, _: MapDataset.source(d),
-    'DataLoader': lambda d, _: granular.DataLoader(data_source=d, sampler=granular.SequentialSampler(2)),
+    'DataLoader': lambda d, _: granular.grain.DataLoader(
+        data_source=d, sampler=granular.grain.samplers.SequentialSampler(2)
+    ),
     'sources': lambda d, _: granular.sources.Epochs(d),
     'convert': lambda d, path: granular.convert(d, path / 'ds'),
 }
@@ -193,7 +195,7 @@ class Own(Bulk):
         return -idx
 
 
-class Waiting(FieldDataset):
+class Waiting(KDDataset):
     peak = now = 0
 
     def __len__(self):
@@ -281,13 +283,13 @@ def test_subset_percent_repeat_shuffle_and_concatenation():
     with pytest.raises(InvalidArgumentError):
         RepeatWrapper(dataset, 2, 3)
     assert ModeWrapper(ShuffleWrapper(dataset, seed=5), 'x')[:4] == [100, 70, 10, 30]
-    both = FieldConcat([dataset, Shifted(dataset), SubsetWrapper(dataset, [])])
+    both = KDConcatDataset([dataset, Shifted(dataset), SubsetWrapper(dataset, [])])
     assert ModeWrapper(both, 'x class').fetch([0, 10, 11, 21, -1]) == [(0, 0), (100, 1), (1, 0), (101, 1), (101, 1)]
     assert both.getitem_x(21, {}) == 101
     assert both.getitems_class([0, 4]) == [0, 2]
-    assert FieldConcat(iter([dataset, Shifted(dataset)])).root_dataset is dataset
+    assert KDConcatDataset(iter([dataset, Shifted(dataset)])).root_dataset is dataset
     with pytest.raises(InvalidArgumentError, match='one dataset or more'):
-        FieldConcat([])
+        KDConcatDataset([])
 
 
 OPERATIONS = st.one_of(
@@ -311,7 +313,7 @@ def test_nested_wrappers_equal_lists_of_samples(operations):
         elif name == 'repeat' and model:
             dataset, model = RepeatWrapper(dataset, argument), model * argument
         elif name == 'twice':
-            dataset, model = FieldConcat([dataset, dataset]), model + model
+            dataset, model = KDConcatDataset([dataset, dataset]), model + model
         elif name == 'classes':
             dataset = ClassFilterWrapper(dataset, argument, field='class')
             model = [sample for sample in model if sample[1] in argument]
@@ -347,7 +349,7 @@ def test_labels_that_are_integers_in_one_dataset_and_texts_in_another_never_matc
     if known:
         numbers = ClassFilterWrapper(numbers, invalid_classes=[], field='class')
         texts = ClassFilterWrapper(texts, invalid_classes=[], field='class')
-    both = FieldConcat([numbers, texts])
+    both = KDConcatDataset([numbers, texts])
     assert len(ModeWrapper(both, 'class')[:]) == 22
     with pytest.raises(InvalidArgumentError, match='int, str'):
         ClassFilterWrapper(both, valid_classes=['1'], field='class')
@@ -409,7 +411,7 @@ def test_fields_of_a_reader_become_its_mask(bucket, fetched, kind, name):
 def test_batch_through_wrappers_is_one_fan_out_per_reader(bucket, fetched):
     one, two = (granular.DatasetReader(bucket / name, granular.decoders) for name in ('one', 'two'))
     with one, two:
-        both = ShuffleWrapper(ClassFilterWrapper(FieldConcat([one, two]), invalid_classes=[0, 1]), seed=0)
+        both = ShuffleWrapper(ClassFilterWrapper(KDConcatDataset([one, two]), invalid_classes=[0, 1]), seed=0)
         assert fetched == [(200, ['label']), (200, ['label'])]
         fetched.clear()
         datapoints = ModeWrapper(both, 'data label')[:64]
@@ -419,7 +421,7 @@ def test_batch_through_wrappers_is_one_fan_out_per_reader(bucket, fetched):
         assert sum(count for count, _ in fetched) == 64
 
 
-class Brighter(FieldWrapper):
+class Brighter(KDWrapper):
     """Load an image of the wrapped dataset, decoded in a thread while this method occupies another."""
 
     def getitem_image(self, idx, ctx=None):
@@ -444,7 +446,7 @@ def test_reader_can_be_wrapped(bucket, fetched):
 
 async def test_threads_waiting_for_decoders_do_not_deadlock(bucket):
     async with aio.DatasetReader(bucket / 'one', granular.decoders) as reader:
-        wrapper = aio.ModeWrapper(Brighter(Brighter(reader)), 'image')
+        wrapper = aio.kappadata.ModeWrapper(Brighter(Brighter(reader)), 'image')
         async with asyncio.timeout(20):
             caught = await asyncio.gather(*(wrapper.fetch(range(64)) for _ in range(4)))
         assert [image[0, 0, 0] for image in caught[3]] == list(range(2, 66))
@@ -528,7 +530,7 @@ def test_dataset_pickles(tmp_path):
     write(tmp_path / 'ds')
     with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
         chosen = OversamplingWrapper(ClassFilterWrapper(Brighter(reader), valid_classes=[3, 6]), 'exact')
-        both = FieldConcat([chosen, SubsetWrapper(chosen, [1])])
+        both = KDConcatDataset([chosen, SubsetWrapper(chosen, [1])])
         wrapper = ModeWrapper(PercentFilterWrapper(both, 0.5), 'index label image')
         expected = wrapper.fetch([0, -1])
         assert [label for _, label, _ in expected] == [6, 3]
@@ -546,7 +548,7 @@ def test_dataset_pickles(tmp_path):
 # --- async API
 
 
-class Dimmed(aio.FieldWrapper):
+class Dimmed(aio.kappadata.KDWrapper):
     async def getitem_image(self, idx, ctx=None):
         ctx['dimmed'] = True
         return await self.dataset.getitem_image(idx, ctx) // 2
@@ -554,20 +556,22 @@ class Dimmed(aio.FieldWrapper):
 
 async def test_async_api(bucket, fetched):
     async with aio.DatasetReader(bucket / 'one', granular.decoders) as reader:
-        dataset = await aio.ClassFilterWrapper.open(Dimmed(reader), invalid_classes=[0])
+        dataset = await aio.kappadata.ClassFilterWrapper.open(Dimmed(reader), invalid_classes=[0])
         assert fetched == [(200, ['label'])]
-        wrapper = aio.ModeWrapper(dataset, 'label image ctx.dimmed')
+        wrapper = aio.kappadata.ModeWrapper(dataset, 'label image ctx.dimmed')
         assert len(wrapper) == 171
         label, image, dimmed = await wrapper.get(-1)
         assert (label, image[0, 0, 0], dimmed) == (3, 99, True)
-        assert [label async for label in aio.ModeWrapper(dataset, 'label')][:3] == [1, 2, 3]
-        assert await aio.ModeWrapper(aio.SubsetWrapper(dataset, [3]), 'label').get(slice(None)) == [4]
+        assert [label async for label in aio.kappadata.ModeWrapper(dataset, 'label')][:3] == [1, 2, 3]
+        assert await aio.kappadata.ModeWrapper(aio.kappadata.SubsetWrapper(dataset, [3]), 'label').get(slice(None)) == [
+            4
+        ]
         assert await dataset.getitem_label(0) == 1
         with pytest.raises(ClosedError, match='not open yet'):
-            len(aio.OversamplingWrapper(reader))
+            len(aio.kappadata.OversamplingWrapper(reader))
 
 
-class Pairs(granular.FieldDataset):
+class Pairs(granular.kappadata.KDDataset):
     """Fields by each kind of method: of one datapoint, of many, and coroutine functions."""
 
     def __len__(self):
@@ -585,7 +589,7 @@ class Awaiting(Pairs):
         return 100 * index
 
 
-class Doubled(granular.FieldWrapper):
+class Doubled(granular.kappadata.KDWrapper):
     def getitem_one(self, index, ctx=None):
         return 2 * self.dataset.getitem_one(index, ctx)
 
@@ -595,8 +599,9 @@ class Doubled(granular.FieldWrapper):
 
 @pytest.mark.parametrize(
     'wrap',
-    [lambda dataset: dataset, lambda dataset: granular.SubsetWrapper(dataset, range(9)), granular.FieldWrapper, Doubled,
-     lambda dataset: granular.FieldConcat([dataset])],
+    [lambda dataset: dataset, lambda dataset: granular.kappadata.SubsetWrapper(dataset, range(9)),
+     granular.kappadata.KDWrapper, Doubled,
+     lambda dataset: granular.kappadata.KDConcatDataset([dataset])],
 )  # fmt: skip
 @pytest.mark.parametrize('make', [Pairs, Awaiting])
 def test_wrapped_dataset_is_the_one_that_was_passed(make, wrap):
@@ -605,13 +610,13 @@ def test_wrapped_dataset_is_the_one_that_was_passed(make, wrap):
     assert wrapper.root_dataset is dataset.root_dataset
     if type(dataset) is not Awaiting:  # which is given methods that block
         assert wrapper.dataset is dataset
-    for other in (granular.SubsetWrapper(dataset, [1]), granular.RepeatWrapper(dataset, 2)):
+    for other in (granular.kappadata.SubsetWrapper(dataset, [1]), granular.kappadata.RepeatWrapper(dataset, 2)):
         assert other.dataset is other.parents[0] is dataset
-    assert granular.ModeWrapper(dataset, 'one').dataset is dataset
+    assert granular.kappadata.ModeWrapper(dataset, 'one').dataset is dataset
     times = 4 if type(dataset) is Doubled else 2
     assert wrapper.getitem_one(3) == wrapper.getitems_one([3])[0] == 3 * times
     assert wrapper.getitem_many(3) == wrapper.getitems_many([3], [{}])[0] == 30 * times
-    assert granular.ModeWrapper(wrapper, 'one many')[2] == (2 * times, 20 * times)
+    assert granular.kappadata.ModeWrapper(wrapper, 'one many')[2] == (2 * times, 20 * times)
     assert pickle.loads(pickle.dumps(wrapper)).getitems_one([1, 2]) == [times, 2 * times]
     if make is Awaiting:
         assert wrapper.getitem_waits(3) == 300

@@ -271,7 +271,7 @@ def evaluate(names, expressions):
         return same, root.disposed - before
 
     def kinds(dataset):
-        shown = {'FieldConcat': 'KDConcatDataset'}
+        shown = {'KDConcatDataset': 'KDConcatDataset'}
         return [shown.get(kind.__name__, kind.__name__) for kind in dataset.all_wrapper_types]
 
     names.update(fails=fails, dispose=dispose, kinds=kinds)
@@ -297,8 +297,7 @@ def test_expressions_equal_those_of_kappadata(kappadata, version, expressions):
     assert len(lines(BOTH)) >= 60
     code = '\n'.join(textwrap.dedent(inspect.getsource(function)) for function in (define, evaluate))
     theirs = kappadata.run(version, code + THEIRS.format(labels=LABELS, expressions=expressions))
-    names = {**vars(granular), 'KDDataset': granular.FieldDataset, 'KDWrapper': granular.FieldWrapper}
-    names |= {'KDConcatDataset': granular.FieldConcat, 'KDSubset': granular.SubsetWrapper}
+    names = dict(vars(granular.kappadata))
     define(names, LABELS)
     ours = json.loads(json.dumps(evaluate(names, expressions)))
     assert dict(zip(expressions, ours, strict=True)) == dict(zip(expressions, theirs, strict=True))
@@ -307,50 +306,57 @@ def test_expressions_equal_those_of_kappadata(kappadata, version, expressions):
 # --- differences that are documented
 
 
-def numbers(labels=LABELS, base=granular.FieldDataset):
-    names = {'KDDataset': base, 'KDWrapper': granular.FieldWrapper}
+def numbers(labels=LABELS, base=granular.kappadata.KDDataset):
+    names = {'KDDataset': base, 'KDWrapper': granular.kappadata.KDWrapper}
     define(names, labels)
     return names
 
 
 def test_balanced_concatenation_ends_with_its_longest_dataset():
     names = numbers()
-    both = granular.FieldConcat([names['few'], names['ds']], balanced_sampling=True)
+    both = granular.kappadata.KDConcatDataset([names['few'], names['ds']], balanced_sampling=True)
     assert len(both) == 22
-    assert granular.ModeWrapper(both, 'x')[-2:] == [1020, 100]
-    assert granular.FieldConcat([names['quick'], names['quick']], balanced_sampling=True).getall_x()[:4] == [
+    assert granular.kappadata.ModeWrapper(both, 'x')[-2:] == [1020, 100]
+    assert granular.kappadata.KDConcatDataset([names['quick'], names['quick']], balanced_sampling=True).getall_x()[
+        :4
+    ] == [
         0,
         0,
         10,
         10,
     ]
-    labels = granular.ClassFilterWrapper(names['ds'], [2])
-    assert granular.ModeWrapper(granular.FieldConcat([labels, labels], True), 'class')[:] == [2] * 4
+    labels = granular.kappadata.ClassFilterWrapper(names['ds'], [2])
+    assert (
+        granular.kappadata.ModeWrapper(granular.kappadata.KDConcatDataset([labels, labels], True), 'class')[:]
+        == [2] * 4
+    )
     with pytest.raises(granular.errors.InvalidArgumentError, match='got none in number 1'):
-        granular.FieldConcat([names['ds'], granular.SubsetWrapper(names['ds'], [])], balanced_sampling=True)
+        granular.kappadata.KDConcatDataset(
+            [names['ds'], granular.kappadata.SubsetWrapper(names['ds'], [])], balanced_sampling=True
+        )
 
 
 def test_unknown_class_names_are_errors():
     ds = numbers()['ds']
     with pytest.raises(granular.errors.UnknownKeyError, match=r"unknown classes \['cow'\]: expected some of \['cat'"):
-        granular.ClassFilterWrapper(ds, valid_class_names=['cow', 'dog'])
+        granular.kappadata.ClassFilterWrapper(ds, valid_class_names=['cow', 'dog'])
     for names in (5, [5], [['cat']]):
         with pytest.raises(granular.errors.UnknownKeyError, match='unknown classes'):
-            granular.ClassFilterWrapper(ds, valid_class_names=names)
+            granular.kappadata.ClassFilterWrapper(ds, valid_class_names=names)
     with granular.DatasetWriter('memory://names', {'label': 'int'}, granular.encoders) as writer:
         writer.append({'label': 1})
     with (
         granular.DatasetReader('memory://names', granular.decoders) as reader,
         pytest.raises(granular.errors.InvalidArgumentError, match='no class_names'),
     ):
-        granular.ClassFilterWrapper(reader, valid_class_names=['dog'])
+        granular.kappadata.ClassFilterWrapper(reader, valid_class_names=['dog'])
 
 
 def test_label_field_must_be_chosen_where_there_are_two():
     datapoints = granular.MapDataset.source([{'class': i % 2, 'label': i % 3} for i in range(6)])
-    assert len(granular.ClassFilterWrapper(datapoints, [0])) == 2  # whose fields are unknown: label
+    assert len(granular.kappadata.ClassFilterWrapper(datapoints, [0])) == 2  # whose fields are unknown: label
 
-    class Two(granular.FieldDataset):
+    class Two(granular.kappadata.KDDataset):
         def __len__(self):
             return 6
 
@@ -360,9 +366,9 @@ def test_label_field_must_be_chosen_where_there_are_two():
         def getitem_label(self, index, ctx=None):
             return index % 3
 
-    assert len(granular.ClassFilterWrapper(Two(), [0], field='class')) == 3
+    assert len(granular.kappadata.ClassFilterWrapper(Two(), [0], field='class')) == 3
     with pytest.raises(granular.errors.InvalidArgumentError, match="fields 'class' and 'label'"):
-        granular.OversamplingWrapper(Two())
+        granular.kappadata.OversamplingWrapper(Two())
 
 
 def test_methods_that_load_all_values_are_those_of_the_class_that_loads_one():
@@ -372,7 +378,7 @@ def test_methods_that_load_all_values_are_those_of_the_class_that_loads_one():
         def getitem_x(self, index, ctx=None):
             return -index
 
-    class Doubled(granular.FieldWrapper):
+    class Doubled(granular.kappadata.KDWrapper):
         def getitem_x(self, index, ctx=None):
             return 2 * self.dataset.getitem_x(index, ctx)
 
@@ -380,16 +386,16 @@ def test_methods_that_load_all_values_are_those_of_the_class_that_loads_one():
         def getall_class(self):
             return [1]
 
-    assert granular.SubsetWrapper(Negated(), [3, 1]).getall_x() == [-3, -1]
+    assert granular.kappadata.SubsetWrapper(Negated(), [3, 1]).getall_x() == [-3, -1]
     assert Doubled(names['quick']).getall_x()[:3] == [0, 20, 40]
     assert names['ds'].getall_x() == names['quick'].getall_x()
-    assert granular.ModeWrapper(Doubled(names['ds']), 'class').getall_x()[:2] == [0, 20]
+    assert granular.kappadata.ModeWrapper(Doubled(names['ds']), 'class').getall_x()[:2] == [0, 20]
     with pytest.raises(granular.errors.DatapointError, match='getall_class returned 1 value for 11 datapoints'):
-        granular.ClassFilterWrapper(Short(), [1])
+        granular.kappadata.ClassFilterWrapper(Short(), [1])
 
 
 def test_methods_of_a_source_do_not_pass_through_a_wrapper(tmp_path):
-    class Fetching(granular.FieldDataset):
+    class Fetching(granular.kappadata.KDDataset):
         def __len__(self):
             return 3
 
@@ -399,20 +405,20 @@ def test_methods_of_a_source_do_not_pass_through_a_wrapper(tmp_path):
         def fetch(self, indices):
             return ['whole dataset' for _ in indices]
 
-    subset = granular.SubsetWrapper(Fetching(), [2])
+    subset = granular.kappadata.SubsetWrapper(Fetching(), [2])
     assert not hasattr(subset, 'fetch')
     with granular.DatasetWriter(tmp_path / 'ds', {'x': 'int'}, granular.encoders) as writer:
         for i in range(3):
             writer.append({'x': i})
     with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
-        subset = granular.SubsetWrapper(reader, [2])
+        subset = granular.kappadata.SubsetWrapper(reader, [2])
         assert subset.size == reader.size
         assert subset.spec == {'x': 'int'}
         assert subset.root_dataset is subset.dataset is reader
         for name in ('fetch', 'get', 'take', 'head', 'copy', 'close', 'node'):
             assert not hasattr(subset, name)
         assert subset.getall_x() == [2]
-    with granular.ModeWrapper(subset, 'x') as wrapper:
+    with granular.kappadata.ModeWrapper(subset, 'x') as wrapper:
         assert wrapper.dataset is subset
     assert reader.closed
 
@@ -422,15 +428,15 @@ async def test_async_wrappers_close_their_reader(tmp_path):
     async with aio.DatasetWriter(tmp_path / 'ds', {'x': 'array'}, granular.encoders) as writer:
         await writer.append({'x': np.arange(3)})
 
-    class Wrapper(aio.FieldWrapper):
+    class Wrapper(aio.kappadata.KDWrapper):
         async def getitem_x(self, index, ctx=None):
             return await self.dataset.getitem_x(index, ctx) + 1
 
     reader = aio.DatasetReader(tmp_path / 'ds', granular.decoders)
     await reader.take(1)
-    async with Wrapper(aio.SubsetWrapper(reader, [0])) as wrapper:
+    async with Wrapper(aio.kappadata.SubsetWrapper(reader, [0])) as wrapper:
         assert (await wrapper.getall_x())[0].tolist() == [1, 2, 3]
-        assert (await aio.ModeWrapper(wrapper, 'x').get([0]))[0].tolist() == [1, 2, 3]
+        assert (await aio.kappadata.ModeWrapper(wrapper, 'x').get([0]))[0].tolist() == [1, 2, 3]
     assert wrapper.root_dataset is reader
     assert reader.closed
     with pytest.raises(granular.errors.InvalidArgumentError, match='async with'):

@@ -1,6 +1,8 @@
 """Encoders and decoders: round trips, exact bytes, rejected values, and lazy imports."""
 
 import contextlib
+import datetime
+import decimal
 import fractions
 import functools
 import pathlib
@@ -210,13 +212,16 @@ def test_arrays_of_ml_dtypes_need_ml_dtypes(monkeypatch):
 @settings(max_examples=examples(50))
 @given(
     st.recursive(
-        JSONISH | ARRAYS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+        JSONISH | ARRAYS | st.decimals() | st.times(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     )
 )
 def test_trees_round_trip(value):
     def same(a, b):
         if isinstance(b, np.ndarray):
             return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        if isinstance(b, decimal.Decimal | datetime.time):
+            return type(a) is type(b) and str(a) == str(b)
         if isinstance(b, list):
             return len(a) == len(b) and all(map(same, a, b))
         if isinstance(b, dict):
@@ -385,6 +390,8 @@ def test_masks_are_refused():
      ('array', b'\x01'), ('array', encoders['msgpack'](['<i8', [3], bytes(8)])),
      ('array', encoders['msgpack'](['O', [1], bytes(8)])), ('array', encoders['msgpack'](['int99', [1], b'1'])),
      ('array', encoders['msgpack'](['float64', [1], bytes(8)])), ('tree', encoders['msgpack'](['_', '<i8', [3], b'1'])),
+     *[('tree', encoders['msgpack'](['_', kind, [], value]))
+       for kind in ('decimal', 'time') for value in ('x', b'1', 1, None)],
      ('png', b'no image'), ('mp4', b'no video'), ('jpg', encoders['png'](np.zeros((4, 4), np.uint8))[:40])],
 )  # fmt: skip
 def test_decoders_reject_invalid_records(kind, record):

@@ -117,7 +117,10 @@ def test_a_rank_is_asked_for_where_it_is_used(monkeypatch):
     assert repr(pickle.loads(pickle.dumps(shard))) == repr(shard)
     iterable = IterableDataset(numbers(), shard)
     monkeypatch.setenv('WORLD_SIZE', '2')
-    sampler, stream = granular.SequentialSampler(COUNT, shard), numbers().to_iter_dataset(shard_options=shard)
+    sampler, stream = (
+        granular.grain.samplers.SequentialSampler(COUNT, shard),
+        numbers().to_iter_dataset(shard_options=shard),
+    )
     for use in (lambda: iter(iterable), lambda: len(sampler), lambda: list(stream)):
         with pytest.raises(InvalidArgumentError, match='call torch.distributed.init_process_group'):
             use()

@@ -143,7 +143,8 @@ def test_progress_shows_the_waiting_stage(capsys):
     'items_of',
     [lambda dataset: dataset, lambda dataset: dataset.to_iter_dataset().map(str),
      lambda dataset: iter(dataset.to_iter_dataset().batch(2)),
-     lambda dataset: granular.DataLoader(data_source=dataset, sampler=granular.SequentialSampler(20))],
+     lambda dataset: granular.grain.DataLoader(
+         data_source=dataset, sampler=granular.grain.samplers.SequentialSampler(20))],
     ids=['MapDataset', 'IterDataset', 'iterator', 'DataLoader'],
 )  # fmt: skip
 def test_progress_shows_the_time_of_each_stage_and_leaves_timing_as_it_was(items_of, capsys):

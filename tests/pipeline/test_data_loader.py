@@ -9,23 +9,26 @@ import numpy as np
 import pytest
 
 import granular
-from granular import Batch, DataLoader, IndexSampler, NoSharding, SequentialSampler, ShardOptions, aio
+from granular import NoSharding, ShardOptions
 from granular.aio.runtime.immediate import running_loop, to_loop
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
+from granular.grain import DataLoader
+from granular.grain.samplers import IndexSampler, SequentialSampler
+from granular.grain.transforms import Batch
 from tests.support.states import plain
 
 
-class Add(granular.MapTransform):
+class Add(granular.grain.transforms.Map):
     def map(self, element):
         return element + 1
 
 
-class Noise(granular.RandomMapTransform):
+class Noise(granular.grain.transforms.RandomMap):
     def random_map(self, element, rng):
         return element * 1000 + int(rng.integers(1000))
 
 
-class Even(granular.FilterTransform):
+class Even(granular.grain.transforms.Filter):
     def filter(self, element):
         return element % 2 == 0
 
@@ -78,7 +81,7 @@ print(json.dumps(out))
     for options in LOADS:
         for index in (0, 1):
             shard = ShardOptions(index, 2)
-            loader = granular.load(list(range(24)), transformations=[Add()], shard_options=shard, **options)
+            loader = granular.grain.load(list(range(24)), transformations=[Add()], shard_options=shard, **options)
             assert [plain(x) for x in itertools.islice(loader, 30)] == next(expected), options
 
 
@@ -86,8 +89,8 @@ def test_shard_options_of_grain_are_accepted_everywhere():
     shard = types.SimpleNamespace(shard_index=1, shard_count=2, drop_remainder=False)  # as Grain's, another class
     ours, data = ShardOptions(1, 2), list(range(11))
     for read in (
-        lambda shard: granular.load(data, num_epochs=1, shard_options=shard),
-        lambda shard: granular.DataLoader(data_source=data, sampler=IndexSampler(11, shard, num_epochs=1)),
+        lambda shard: granular.grain.load(data, num_epochs=1, shard_options=shard),
+        lambda shard: granular.grain.DataLoader(data_source=data, sampler=IndexSampler(11, shard, num_epochs=1)),
         lambda shard: granular.MapDataset.source(data).to_iter_dataset(shard_options=shard),
     ):
         assert [plain(x) for x in read(shard)] == [plain(x) for x in read(ours)] != []
@@ -98,13 +101,13 @@ def test_load_takes_a_reader_and_checks_its_arguments(tmp_path):
         for i in range(10):
             writer.append({'label': i})
     with granular.DatasetReader(tmp_path / 'x', granular.decoders) as reader:
-        batches = list(granular.load(reader, num_epochs=1, batch_size=4))
+        batches = list(granular.grain.load(reader, num_epochs=1, batch_size=4))
         assert [batch['label'].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     for wrong in (
         {'shuffle': True}, {'batch_size': 0}, {'num_epochs': -1}, {'worker_count': -1}, {'transformations': str},
     ):  # fmt: skip
         with pytest.raises(InvalidArgumentError):
-            granular.load([1, 2], **wrong)
+            granular.grain.load([1, 2], **wrong)
 
 
 def test_elements_equal_those_of_grain(grain):
@@ -191,13 +194,15 @@ def test_custom_sampler():
             return 5
 
         def __getitem__(self, index):
-            return granular.RecordMetadata(index, 4 - index, np.random.Generator(np.random.Philox(key=index)))
+            return granular.grain.RecordMetadata(index, 4 - index, np.random.Generator(np.random.Philox(key=index)))
 
     assert list(DataLoader(data_source=range(5), sampler=Backwards())) == [4, 3, 2, 1, 0]
     assert list(DataLoader(data_source=range(5), sampler=Backwards(), shard_options=ShardOptions(1, 2))) == [3, 1]
     assert len(list(DataLoader(data_source=range(5), sampler=Backwards(), operations=[Noise()]))) == 5
-    assert str(granular.RangeDataSource(1, 9, 2)) == 'RangeDataSource(start=1, stop=9, step=2)'
-    assert list(DataLoader(data_source=granular.RangeDataSource(1, 9, 2), sampler=SequentialSampler(4))) == [1, 3, 5, 7]
+    assert str(granular.grain.sources.RangeDataSource(1, 9, 2)) == 'RangeDataSource(start=1, stop=9, step=2)'
+    assert list(
+        DataLoader(data_source=granular.grain.sources.RangeDataSource(1, 9, 2), sampler=SequentialSampler(4))
+    ) == [1, 3, 5, 7]
 
 
 def test_sampler_without_length_ends_at_its_first_index_error():
@@ -205,7 +210,7 @@ def test_sampler_without_length_ends_at_its_first_index_error():
         def __getitem__(self, index):
             if not 0 <= index < 5:
                 raise IndexError(index)
-            return granular.RecordMetadata(index, 4 - index)
+            return granular.grain.RecordMetadata(index, 4 - index)
 
     assert list(DataLoader(data_source=range(5), sampler=Backwards())) == [4, 3, 2, 1, 0]
     assert list(DataLoader(data_source=range(5), sampler=Backwards(), shard_options=ShardOptions(1, 2))) == [3, 1]
@@ -241,7 +246,7 @@ def test_invalid_samplers_are_rejected():
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), operations=Batch(2)),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), operations='map'),
         lambda: DataLoader(data_source=[1], sampler=[0]),
-        lambda: DataLoader(data_source=[1], sampler=[granular.RecordMetadata(0)]),
+        lambda: DataLoader(data_source=[1], sampler=[granular.grain.RecordMetadata(0)]),
         lambda: DataLoader(data_source=[1], sampler=[types.SimpleNamespace(record_key=0)]),
         lambda: Batch(0),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), shard_options=ShardOptions(0, 2)),
@@ -255,7 +260,8 @@ def test_invalid_samplers_are_rejected():
 async def test_async_api():
     sampler = IndexSampler(10, shuffle=True, num_epochs=1, seed=0)
     elements = [
-        plain(batch) async for batch in aio.DataLoader(data_source=range(10), sampler=sampler, operations=[Batch(4)])
+        plain(batch)
+        async for batch in granular.grain.DataLoader(data_source=range(10), sampler=sampler, operations=[Batch(4)])
     ]
     assert elements == plain(list(DataLoader(data_source=range(10), sampler=sampler, operations=[Batch(4)])))
 
@@ -263,10 +269,10 @@ async def test_async_api():
 def test_indices_of_samplers_are_checked():
     """A negative index would be read from the end, and one beyond it from the beginning."""
     for key in (-1, 3):
-        entries = [granular.RecordMetadata(0, 1), granular.RecordMetadata(1, key)]
+        entries = [granular.grain.RecordMetadata(0, 1), granular.grain.RecordMetadata(1, key)]
         with pytest.raises(granular.errors.OutOfRangeError, match=f'record_key={key} at index 1: .* has 3 datapoints'):
             list(DataLoader(data_source=[5, 6, 7], sampler=entries))
-    entries = [granular.RecordMetadata(0, 1), granular.RecordMetadata(1, None)]
+    entries = [granular.grain.RecordMetadata(0, 1), granular.grain.RecordMetadata(1, None)]
     with pytest.raises(InvalidArgumentError, match='at index 1: expected a RecordMetadata with a record_key'):
         list(DataLoader(data_source=[5, 6, 7], sampler=entries))
 
@@ -282,7 +288,7 @@ def test_sampler_is_not_called_on_the_event_loop():
             assert running_loop() is None
             return super().__getitem__(index)
 
-    sampler = Sampler(granular.RecordMetadata(i, i) for i in range(1000))
+    sampler = Sampler(granular.grain.RecordMetadata(i, i) for i in range(1000))
     assert list(DataLoader(data_source=Source(range(1000)), sampler=sampler)) == list(range(1000))
 
 
@@ -293,7 +299,7 @@ def test_states_of_samplers_without_a_shard_fit_any_number_of_hosts(before, afte
             return 20
 
         def __getitem__(self, index):
-            return granular.RecordMetadata(index, record_key=19 - index)
+            return granular.grain.RecordMetadata(index, record_key=19 - index)
 
     def loader(host, hosts):
         return DataLoader(data_source=range(20), sampler=Backwards(), shard_options=ShardOptions(host, hosts))
@@ -316,7 +322,7 @@ class Forwards:
         return 12
 
     def __getitem__(self, index):
-        return granular.RecordMetadata(index, record_key=index)
+        return granular.grain.RecordMetadata(index, record_key=index)
 
 
 @pytest.mark.parametrize('filtered', [True, False], ids=['data source', 'operations'])
@@ -342,6 +348,6 @@ def test_samplers_may_have_a_shard_as_those_of_grain():
         class Sampler(list):
             _shard_options = types.SimpleNamespace(shard_index=index, shard_count=2, drop_remainder=False)
 
-        sampler = Sampler(granular.RecordMetadata(i, 6 - i) for i in range(7))
+        sampler = Sampler(granular.grain.RecordMetadata(i, 6 - i) for i in range(7))
         loader = DataLoader(data_source=list(range(7)), sampler=sampler, worker_buffer_size=0)
         assert list(loader) == [6, 5, 4, 3, 2, 1, 0][index::2]

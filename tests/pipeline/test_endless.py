@@ -10,7 +10,7 @@ from granular.errors import InvalidArgumentError, OutOfRangeError
 FINITE = MapDataset.range(25)
 
 
-class Doubled(granular.FlatMapTransform):
+class Doubled(granular.grain.experimental.FlatMapTransform):
     max_fan_out = 2
 
     def flat_map(self, element):

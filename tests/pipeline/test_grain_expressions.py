@@ -12,7 +12,8 @@ from granular import IterDataset, MapDataset
 from tests.support import grain_expressions
 from tests.support.grain_expressions import expressions, outcome
 
-GRAIN = """
+# In Grain's words: with its package, and with our module of its names.
+NAMES = """
 M, I, X, T = grain.MapDataset, grain.IterDataset, grain.experimental, grain.transforms
 def flat(d, f, n):
     class Flat(X.FlatMapTransform):
@@ -40,46 +41,26 @@ names = {
     'prefetched': lambda d, n: X.ThreadPrefetchIterDataset(d, prefetch_buffer_size=n),
     'interleaved': lambda d, n: X.InterleaveIterDataset(d, cycle_length=n), 'Double': Double, 'Even': Even,
 }
-print(json.dumps({name: outcome(source, text, names) for name, (source, text) in expressions().items()}))
 """
+PRINT = 'print(json.dumps({name: outcome(source, text, names) for name, (source, text) in expressions().items()}))'
 
 
-class Double(granular.MapTransform):
-    def map(self, element):
-        return 2 * element
-
-
-class Even(granular.FilterTransform):
-    def filter(self, element):
-        return element % 2 == 0
-
-
-def loader(source, length, batch, **options):
-    sampler = granular.IndexSampler(length, num_epochs=1, **options)
-    return granular.DataLoader(data_source=source, sampler=sampler, operations=[granular.Batch(batch)])
-
-
-OURS = {
-    'M': MapDataset, 'I': IterDataset, 'ReadOptions': granular.ReadOptions, 'Double': Double, 'Even': Even,
-    'flat': lambda d, f, n: d.flat_map(f, max_fan_out=n), 'stream_flat': lambda d, f: d.flat_map(f),
-    'zipped': MapDataset.zip, 'stream_zipped': IterDataset.zip, 'limited': lambda d, n: d.limit(n),
-    'pad': granular.batch_and_pad, 'repeated': lambda d, n: d.repeat(n), 'cached': lambda d: d.cache(),
-    'rebatched': lambda d, n: d.rebatch(n), 'windows': lambda d, n, seed: d.window_shuffle(n, seed=seed),
-    'stream_windows': lambda d, n, seed: d.window_shuffle(n, seed=seed), 'prefetched': lambda d, n: d.prefetch(n),
-    'interleaved': IterDataset.interleave, 'loader': loader,
-}  # fmt: skip
+def our_names():
+    scope = {'grain': granular.grain}
+    exec(NAMES, scope)
+    return scope['names']
 
 
 def evaluated_by_grain(grain):
-    return grain.run(Path(grain_expressions.__file__).read_text() + GRAIN)
+    return grain.run(Path(grain_expressions.__file__).read_text() + NAMES + PRINT)
 
 
 def test_results_equal_those_of_grain(grain):
     theirs = evaluated_by_grain(grain)
     assert len(theirs) > 480
-    equal = failed = 0
+    ours_named, equal, failed = our_names(), 0, 0
     for name, (source, text) in expressions().items():
-        ours, expected = json.loads(json.dumps(outcome(source, text, OURS))), theirs[name]
+        ours, expected = json.loads(json.dumps(outcome(source, text, ours_named))), theirs[name]
         reason = different(name)
         if 'error' in expected and not (reason and 'error' not in ours):
             assert 'error' in ours, (name, ours, expected)

@@ -307,7 +307,7 @@ def test_states_of_programs_are_checked():
     check = granular.testing.assert_equal_output_after_checkpoint
     check(MapDataset.range(9).shuffle(seed=1))
     check(MapDataset.range(12).to_iter_dataset(ReadOptions(2, 3)).filter(lambda x: x % 3).batch(2).repeat(2))
-    check(granular.DataLoader(data_source=list(range(7)), sampler=granular.SequentialSampler(7)))
+    check(granular.grain.DataLoader(data_source=list(range(7)), sampler=granular.grain.samplers.SequentialSampler(7)))
 
     class Counter(granular.IterDataset):
         def __init__(self, state):

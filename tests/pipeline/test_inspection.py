@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 import granular
-from granular import DatasetOptions, IterDataset, MapDataset, ShapeDtypeStruct, get_element_spec
+from granular import DatasetOptions, IterDataset, MapDataset
 from granular.errors import InvalidArgumentError
+from granular.grain.experimental import ShapeDtypeStruct, get_element_spec
 
 
 def struct(shape, dtype):
     return ShapeDtypeStruct(shape, np.dtype(dtype))
 
 
-class Scale(granular.MapTransform):
+class Scale(granular.grain.transforms.Map):
     def map(self, element):
         raise AssertionError('computed')
 
@@ -46,23 +47,27 @@ def test_spec_follows_from_the_stages():
     assert get_element_spec(stream.batch(5, drop_remainder=True).map(Scale()))['x'] == struct((5, 2, 3), 'float32')
 
 
-class Rounded(granular.MapTransform):
+class Rounded(granular.grain.transforms.Map):
     def map(self, element):
         return np.int64(element)
 
     def output_spec(self, spec):
-        return granular.ShapeDtypeStruct((), np.int64)
+        return granular.grain.experimental.ShapeDtypeStruct((), np.int64)
 
 
 def test_classes_of_numbers_are_dtypes():
-    assert struct((2,), np.int64) == granular.ShapeDtypeStruct((2,), np.int64) == granular.ShapeDtypeStruct((2,), 'i8')
+    assert (
+        struct((2,), np.int64)
+        == granular.grain.experimental.ShapeDtypeStruct((2,), np.int64)
+        == granular.grain.experimental.ShapeDtypeStruct((2,), 'i8')
+    )
     dataset = MapDataset.range(3).map(Rounded())
     assert get_element_spec(dataset) == struct((), 'int64')
     assert get_element_spec(dataset.batch(2)) == struct((None,), 'int64')
     assert get_element_spec(MapDataset.source([np.int64, np.ndarray])) == struct((), object)
 
 
-class Half(granular.MapTransform):
+class Half(granular.grain.transforms.Map):
     def map(self, element):
         return element
 
@@ -100,8 +105,10 @@ def test_spec_is_that_of_the_first_element_where_it_does_not_follow():
     packed = dataset.map(lambda point: {'a': point['a']}).to_iter_dataset().pack({'a': 16})
     assert get_element_spec(packed)['a_segment_ids'] == struct((16,), 'int32')
     assert get_element_spec(MapDataset.source([None, np.int16(3)])) == struct((), 'int16')
-    loader = granular.DataLoader(
-        data_source=[np.zeros(3)] * 5, sampler=granular.SequentialSampler(5), operations=[granular.Batch(2)]
+    loader = granular.grain.DataLoader(
+        data_source=[np.zeros(3)] * 5,
+        sampler=granular.grain.samplers.SequentialSampler(5),
+        operations=[granular.grain.transforms.Batch(2)],
     )
     assert get_element_spec(loader) == struct((None, 3), 'float64')
     for empty in (
@@ -299,6 +306,6 @@ def test_progress_of_each_epoch_of_a_loader_shows_all_of_its_batches(capsys):
 def test_types_in_elements_are_objects():
     dataset = granular.MapDataset.range(3).map(lambda x: {'type': np.int64, 'other': np.ndarray, 'x': np.float32(x)})
     for stream in (dataset, dataset.to_iter_dataset()):
-        spec = granular.get_element_spec(stream)
-        assert spec['type'] == spec['other'] == granular.ShapeDtypeStruct((), np.dtype(object))
-        assert spec['x'] == granular.ShapeDtypeStruct((), np.dtype(np.float32))
+        spec = granular.grain.experimental.get_element_spec(stream)
+        assert spec['type'] == spec['other'] == granular.grain.experimental.ShapeDtypeStruct((), np.dtype(object))
+        assert spec['x'] == granular.grain.experimental.ShapeDtypeStruct((), np.dtype(np.float32))

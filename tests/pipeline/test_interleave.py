@@ -197,7 +197,7 @@ def test_options_and_shards_reach_datasets_that_are_made():
     assert list(in_workers) == [100, 200, 201]
 
 
-class Recorded(granular.MapTransform):
+class Recorded(granular.grain.transforms.Map):
     def map(self, element):
         return element, [int(word) for word in Recorded.place]
 

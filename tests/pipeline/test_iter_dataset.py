@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import granular
 from granular import MapDataset, ReadOptions, ShardOptions, aio
 from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError, UnsupportedError
+from granular.grain.experimental import batch_and_pad
 from tests.support.states import check_each_state, plain
 from tests.support.tables import examples
 
@@ -48,7 +49,7 @@ STREAMS = {
     'rebatch': lambda d: d.batch(4).rebatch(3),
     'rebatch, larger': lambda d: d.map(lambda x: {'x': x, 'y': [np.full(2, x)]}).batch(4).rebatch(10),
     'rebatch, drop': lambda d: d.batch(4).rebatch(5, drop_remainder=True),
-    'pad': lambda d: d.batch(5, batch_fn=functools.partial(granular.batch_and_pad, batch_size=5, pad_value=-1)),
+    'pad': lambda d: d.batch(5, batch_fn=functools.partial(batch_and_pad, batch_size=5, pad_value=-1)),
     'prefetch none': lambda d: d.filter(lambda x: x % 3).prefetch(0),
     'random, long seed': lambda d: d.random_map(lambda x, r: (x, int(r.integers(100))), seed=2**40 + 1),
     'random, seeds': lambda d: d.seed((3, 2**33)).random_map(lambda x, r: (x, int(r.integers(100)))),
@@ -612,8 +613,8 @@ def nothing(x):
 
 
 def loaded(fn, workers=0):
-    sampler = granular.IndexSampler(50, num_epochs=1)
-    return granular.DataLoader(data_source=range(50), sampler=sampler, operations=[fn], worker_count=workers)
+    sampler = granular.grain.samplers.IndexSampler(50, num_epochs=1)
+    return granular.grain.DataLoader(data_source=range(50), sampler=sampler, operations=[fn], worker_count=workers)
 
 
 EMPTY = {

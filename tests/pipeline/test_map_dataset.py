@@ -64,7 +64,7 @@ EXPERIMENTAL = [
 ]
 
 
-class Split(granular.FlatMapTransform):
+class Split(granular.grain.experimental.FlatMapTransform):
     max_fan_out = 3
 
     def flat_map(self, x):
@@ -189,35 +189,35 @@ def test_dates_of_several_units_are_stacked():
     assert batch.astype('M8[D]').astype(str).tolist() == ['2020-01-01', 'NaT', '2021-02-03']
 
 
-class Double(granular.MapTransform):
+class Double(granular.grain.transforms.Map):
     def map(self, element):
         return element * 2
 
 
-class Odd(granular.FilterTransform):
+class Odd(granular.grain.transforms.Filter):
     def filter(self, element):
         return element % 2 == 1
 
 
-class Noise(granular.RandomMapTransform):
+class Noise(granular.grain.transforms.RandomMap):
     def random_map(self, element, rng):
         return element + rng.integers(10, 20)
 
 
-class Number(granular.MapWithIndexTransform):
+class Number(granular.grain.transforms.MapWithIndex):
     def map_with_index(self, index, element):
         return index, element
 
 
 def test_transformations_as_objects():
-    dataset = MapDataset.range(6).seed(1).apply([Double(), Noise(), granular.Batch(2), Number()])
+    dataset = MapDataset.range(6).seed(1).apply([Double(), Noise(), granular.grain.transforms.Batch(2), Number()])
     index, batch = dataset[1]
     assert index == 1
     assert batch.shape == (2,)
     assert dataset[1][1].tolist() == batch.tolist()
     assert list(MapDataset.range(6).apply(Odd())) == [1, 3, 5]
     assert MapDataset.range(6).pipe(lambda ds, n: ds[:n], 2)[1] == 1
-    stream = MapDataset.range(3).to_iter_dataset().apply(granular.Batch(2))
+    stream = MapDataset.range(3).to_iter_dataset().apply(granular.grain.transforms.Batch(2))
     assert plain(list(stream)) == [[0, 1], [2]]
 
 
@@ -414,7 +414,7 @@ def test_texts_of_batches_keep_trailing_zeros(elements):
 
 
 def test_padding_of_batches():
-    pad = functools.partial(granular.batch_and_pad, batch_size=3)
+    pad = functools.partial(granular.grain.experimental.batch_and_pad, batch_size=3)
     batches = MapDataset.source([{'x': np.full(2, i, np.uint8), 'n': None} for i in range(4)]).batch(3, batch_fn=pad)
     assert batches[1]['x'].tolist() == [[3, 3], [0, 0], [0, 0]]
     assert batches[1]['x'].dtype == np.uint8
@@ -423,9 +423,9 @@ def test_padding_of_batches():
         MapDataset.source([{'x': np.uint8(1)}]).batch(3, batch_fn=functools.partial(pad, pad_value=-1))[0]
     for array in (np.array(['a']), np.array([b'a'])):
         with pytest.raises(DatapointError, match=r"the padding '\\x00' does not fit into"):
-            granular.batch_and_pad([array], batch_size=3, pad_value='\0')
+            granular.grain.experimental.batch_and_pad([array], batch_size=3, pad_value='\0')
     with pytest.raises(DatapointError, match='4 elements into a batch of 3'):
-        granular.batch_and_pad([1, 2, 3, 4], batch_size=3)
+        granular.grain.experimental.batch_and_pad([1, 2, 3, 4], batch_size=3)
 
 
 @pytest.mark.parametrize(
@@ -439,9 +439,9 @@ def test_padding_of_batches():
      ([True, False], 1, [True, False, True]), ([np.float32(1), np.float32(2)], np.float64(0.5), [1, 2, 0.5])],
 )  # fmt: skip
 def test_padding_is_the_value_that_was_passed(elements, pad_value, padded):
-    batch = granular.batch_and_pad(elements, batch_size=3, pad_value=pad_value)
+    batch = granular.grain.experimental.batch_and_pad(elements, batch_size=3, pad_value=pad_value)
     np.testing.assert_array_equal(batch, np.array(padded, batch.dtype.kind))
-    whole = granular.batch_and_pad(elements, batch_size=2, pad_value=pad_value)
+    whole = granular.grain.experimental.batch_and_pad(elements, batch_size=2, pad_value=pad_value)
     assert whole.dtype == MapDataset.source(elements).batch(2)[0].dtype
 
 
@@ -452,7 +452,7 @@ def test_padding_is_the_value_that_was_passed(elements, pad_value, padded):
 )  # fmt: skip
 def test_padding_that_would_be_another_value_is_refused(element, pad_value):
     with pytest.raises(DatapointError, match='does not fit into'):
-        granular.batch_and_pad([element], batch_size=2, pad_value=pad_value)
+        granular.grain.experimental.batch_and_pad([element], batch_size=2, pad_value=pad_value)
 
 
 def test_mix_takes_weights_that_are_far_apart_and_streams_of_an_iterator():
@@ -529,7 +529,7 @@ def test_batches_keep_masks():
     dataset = MapDataset.source(values)
     batch = dataset.batch(2)[0]
     assert batch.data.tolist() == [[1, 2], [3, 4]] and batch.mask.tolist() == [[False, False], [True, False]]
-    pad = functools.partial(granular.batch_and_pad, batch_size=3)
+    pad = functools.partial(granular.grain.experimental.batch_and_pad, batch_size=3)
     (padded,) = dataset.to_iter_dataset().batch(2, batch_fn=pad)
     assert padded.mask.tolist() == [[False, False], [True, False], [False, False]]
     (joined,) = dataset.to_iter_dataset().batch(1).rebatch(2)

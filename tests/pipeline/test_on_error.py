@@ -122,7 +122,7 @@ OTHERS = {
     'subclass': lambda: Doubled(OTHER),
     'source': lambda: granular.sources.Transform(OTHER, lambda x, seed: x),
     'cache': lambda: granular.SharedMemoryCache(OTHER),
-    'fields': lambda: granular.ModeWrapper(OTHER.map(lambda x: {'x': x}), 'x'),
+    'fields': lambda: granular.kappadata.ModeWrapper(OTHER.map(lambda x: {'x': x}), 'x'),
 }
 
 
@@ -137,7 +137,7 @@ def test_functions_that_read_other_data_get_its_errors(name, read):
 
 DATAPOINTS = MapDataset.range(2, 5).map(fail).map(lambda x: {'x': x})
 INSPECT = {
-    'spec': lambda: granular.get_element_spec(DATAPOINTS),
+    'spec': lambda: granular.grain.experimental.get_element_spec(DATAPOINTS),
     'classes': lambda: DATAPOINTS.filter_classes('x', [2]),
     'loader': lambda: granular.Loader(DATAPOINTS, 1).spec,
 }

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from granular import MapDataset, ShardOptions
+from granular import MapDataset, ShardOptions, grain
 from granular.errors import DatapointError, InvalidArgumentError, StateError
 from tests.support.states import check_each_state, plain
 
@@ -115,6 +115,22 @@ print(json.dumps(out))
         assert len(rows) == len(expected), name
         for i, (row, expected_row) in enumerate(zip(rows, expected, strict=True)):
             assert row == expected_row, (name, i)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_classes_of_grain_are_functions_here(name):
+    strategy, length, _, options = CASES[name]
+    kind = {
+        'first_fit': grain.experimental.FirstFitPackIterDataset,
+        'best_fit': grain.experimental.BestFitPackIterDataset,
+        'concat_then_split': grain.experimental.ConcatThenSplitIterDataset,
+    }[strategy]
+    options = {'num_packing_bins': 64, 'shuffle_bins': False} | options if strategy != 'concat_then_split' else options
+    if 'bos_handling' in options:
+        options = {**options, 'bos_handling': grain.experimental.BOSHandling(options['bos_handling'])}
+    rows = list(kind(stream(sizes_of(name)), length_struct=length, **options))
+    assert rows
+    assert [plain(row) for row in rows] == [plain(row) for row in packed(name)]
 
 
 @pytest.mark.parametrize('name', CASES)

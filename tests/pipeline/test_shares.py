@@ -176,9 +176,9 @@ def test_shards_of_a_sequential_sampler_get_both_datasets_of_a_mix():
     for shards in (2, 4):
         seen = []
         for shard in range(shards):
-            loader = granular.DataLoader(
+            loader = granular.grain.DataLoader(
                 data_source=dataset,
-                sampler=granular.SequentialSampler(len(dataset), ShardOptions(shard, shards), seed=0),
+                sampler=granular.grain.samplers.SequentialSampler(len(dataset), ShardOptions(shard, shards), seed=0),
             )
             elements = list(loader)
             seen += elements

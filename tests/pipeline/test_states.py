@@ -52,8 +52,12 @@ def mix(reader, fn, seed=0):
 
 
 def data_loader(reader, fn, seed=0):
-    sampler = granular.IndexSampler(len(reader), shuffle=True, num_epochs=1, seed=seed)
-    return iter(granular.DataLoader(data_source=reader, sampler=sampler, operations=[fn, granular.Batch(4)]))
+    sampler = granular.grain.samplers.IndexSampler(len(reader), shuffle=True, num_epochs=1, seed=seed)
+    return iter(
+        granular.grain.DataLoader(
+            data_source=reader, sampler=sampler, operations=[fn, granular.grain.transforms.Batch(4)]
+        )
+    )
 
 
 MAKERS = [loader, stream, mix, data_loader]
@@ -146,10 +150,7 @@ WRITERS = {
     'shards': write_shards,
     'indexed shards': write_indexed_shards,
     'x.bag': write_bag,
-    **{
-        f'x.{suffix}': lambda path, records, form=form: path.write_bytes(form.of_records(records))
-        for suffix, form in FORMATS.items()
-    },
+    **{f'x.{suffix}': lambda path, records, form=form: form.write(path, records) for suffix, form in FORMATS.items()},
 }
 
 
@@ -305,10 +306,12 @@ LABELED = MapDataset.source([{'label': label} for label in (0, 0, 0, 1, -1)])
     'make',
     [
         lambda other: LABELED.oversample(unlabeled=0 if other else -1),
-        lambda other: granular.ModeWrapper(
-            granular.OversamplingWrapper(LABELED, unlabeled=0 if other else -1), 'label'
+        lambda other: granular.kappadata.ModeWrapper(
+            granular.kappadata.OversamplingWrapper(LABELED, unlabeled=0 if other else -1), 'label'
         ),
-        lambda other: granular.ModeWrapper(granular.FieldConcat([LABELED, LABELED], balanced_sampling=other), 'label'),
+        lambda other: granular.kappadata.ModeWrapper(
+            granular.kappadata.KDConcatDataset([LABELED, LABELED], balanced_sampling=other), 'label'
+        ),
         lambda other: sources.Epochs(LABELED, length=3 if other else 4),
         lambda other: sources.Epochs(LABELED, length=3 if other else None),
         lambda other: sources.Sample(LABELED, length=3 if other else None),
@@ -323,7 +326,9 @@ def test_other_arguments_of_a_selection_are_refused(make):
 
 
 def fields_of(dataset, indices):
-    return granular.MapDataset.source(granular.ModeWrapper(granular.SubsetWrapper(dataset, indices), 'x'))
+    return granular.MapDataset.source(
+        granular.kappadata.ModeWrapper(granular.kappadata.SubsetWrapper(dataset, indices), 'x')
+    )
 
 
 def test_added_and_removed_stages_are_named(folders):

@@ -29,7 +29,7 @@ small = granular.ReadOptions(2, 16)
 
 
 def sampler():
-    return granular.IndexSampler(64, seed=0, shuffle=True, num_epochs=50)
+    return granular.grain.samplers.IndexSampler(64, seed=0, shuffle=True, num_epochs=50)
 
 
 def copied(iterator):

@@ -102,7 +102,7 @@ CASES: dict[str, Callable[[granular.Path], object]] = {
     'Loader': lambda root: load(),
     'Loader, processes': lambda root: load(mp='fork', workers=1),
     'DataLoader': lambda root: consume(
-        granular.DataLoader(data_source=Listed(), sampler=granular.SequentialSampler(LENGTH))
+        granular.grain.DataLoader(data_source=Listed(), sampler=granular.grain.samplers.SequentialSampler(LENGTH))
     ),
     'cache in shared memory': lambda root: granular.SharedMemoryCache(MapDataset.source(Listed()))[5],
     'reader, element': lambda root: read(root, lambda reader: reader[5]),

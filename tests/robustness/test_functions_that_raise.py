@@ -54,8 +54,8 @@ def opened(api, fn, method, on_error='raise'):
         stream = MapDataset.range(COUNT).map(fn).to_iter_dataset(on_error=on_error)
         iterator = iter(stream.mp_prefetch(workers))
     else:
-        sampler = granular.IndexSampler(COUNT, num_epochs=1)
-        iterator = iter(granular.DataLoader(
+        sampler = granular.grain.samplers.IndexSampler(COUNT, num_epochs=1)
+        iterator = iter(granular.grain.DataLoader(
             data_source=range(COUNT), sampler=sampler, operations=[fn], worker_count=count,
             start_method=method or 'spawn', on_error=on_error,
         ))  # fmt: skip

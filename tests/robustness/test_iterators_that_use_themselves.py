@@ -32,7 +32,9 @@ ITERATORS = {
         granular.MapDataset.range(9).map(fail).to_iter_dataset(on_error=lambda index, error: fn(index))
     ),
     'DataLoader': lambda fn: iter(
-        granular.DataLoader(data_source=range(10), sampler=granular.SequentialSampler(10), operations=[fn])
+        granular.grain.DataLoader(
+            data_source=range(10), sampler=granular.grain.samplers.SequentialSampler(10), operations=[fn]
+        )
     ),
     'Loader': loader,
 }
@@ -139,9 +141,9 @@ workers, dataset = MultiprocessingOptions(1, start_method='fork'), MapDataset.ra
 ITERATORS = {
     'stream': lambda: iter(dataset.to_iter_dataset().mp_prefetch(workers)),
     'unbuffered': lambda: iter(dataset.to_iter_dataset(ReadOptions(prefetch_buffer_size=0)).mp_prefetch(workers)),
-    'DataLoader': lambda: iter(granular.DataLoader(
-        data_source=range(40), sampler=granular.IndexSampler(40, num_epochs=1), operations=[ask], worker_count=1,
-        start_method='fork',
+    'DataLoader': lambda: iter(granular.grain.DataLoader(
+        data_source=range(40), sampler=granular.grain.samplers.IndexSampler(40, num_epochs=1), operations=[ask],
+        worker_count=1, start_method='fork',
     )),
     'Loader': lambda: granular.Loader(dataset, 1, mp='fork', workers=1),
 }

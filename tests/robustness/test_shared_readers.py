@@ -288,8 +288,10 @@ SHARED = {
         granular.MapDataset.source(range(COUNT)).to_iter_dataset().batch(4).map(lambda x: {'x': x}).prefetch(2)
     ),
     'data loader': lambda path: iter(
-        granular.DataLoader(
-            data_source=range(COUNT), sampler=granular.SequentialSampler(COUNT), operations=[lambda i: {'x': i}]
+        granular.grain.DataLoader(
+            data_source=range(COUNT),
+            sampler=granular.grain.samplers.SequentialSampler(COUNT),
+            operations=[lambda i: {'x': i}],
         )
     ),
     'parquet': lambda path: iter(granular.ParquetIterDataset(path / 'rows.parquet')),

@@ -214,7 +214,7 @@ ROADS = {
         dataset.to_iter_dataset().mp_prefetch(granular.MultiprocessingOptions(1, start_method='fork'))
     ),
     'a DataLoader': lambda reader, _: list(
-        granular.DataLoader(data_source=reader, sampler=granular.SequentialSampler(64))
+        granular.grain.DataLoader(data_source=reader, sampler=granular.grain.samplers.SequentialSampler(64))
     ),
     'batches for torch': lambda _, dataset: torch_batches(dataset.batch(8).to_iter_dataset()),
     'torch, map-style': lambda reader, _: torch_loader(reader, batch_size=8),
@@ -380,14 +380,16 @@ def test_operation_of_a_data_loader_with_other_arguments_is_told_how_it_is_calle
         raise AssertionError
 
     base = {
-        'map': granular.MapTransform,
-        'map_with_index': granular.MapWithIndexTransform,
-        'random_map': granular.RandomMapTransform,
-        'filter': granular.FilterTransform,
+        'map': granular.grain.transforms.Map,
+        'map_with_index': granular.grain.transforms.MapWithIndex,
+        'random_map': granular.grain.transforms.RandomMap,
+        'filter': granular.grain.transforms.Filter,
     }[name]
     operation = type('Operation', (base,), {name: staticmethod(takes_four)})()
-    loader = granular.DataLoader(
-        data_source=Source(), sampler=granular.IndexSampler(4, shuffle=False, seed=0), operations=[operation]
+    loader = granular.grain.DataLoader(
+        data_source=Source(),
+        sampler=granular.grain.samplers.IndexSampler(4, shuffle=False, seed=0),
+        operations=[operation],
     )
     with iter(loader) as iterator, pytest.raises(InvalidArgumentError, match=rf'{name} calls fn\(') as caught:
         next(iterator)

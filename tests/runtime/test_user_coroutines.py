@@ -52,7 +52,7 @@ class Source:
         return [{'x': int(index)} for index in indices]
 
 
-class Fields(granular.FieldDataset):
+class Fields(granular.kappadata.KDDataset):
     def __init__(self, wait):
         super().__init__()
         self._wait = wait
@@ -98,9 +98,9 @@ USES = {
     'stream': lambda wait, _: [d['x'] for d in MapDataset.source(Source(wait)).to_iter_dataset()],
     'loader': lambda wait, _: load(wait),
     'convert': convert,
-    'field': lambda wait, _: list(granular.ModeWrapper(Fields(wait), 'x')),
-    'fields': lambda wait, _: list(granular.ModeWrapper(Fields(wait), 'y')),
-    'all_fields': lambda wait, _: granular.ModeWrapper(Fields(wait), 'z').getall_z(),
+    'field': lambda wait, _: list(granular.kappadata.ModeWrapper(Fields(wait), 'x')),
+    'fields': lambda wait, _: list(granular.kappadata.ModeWrapper(Fields(wait), 'y')),
+    'all_fields': lambda wait, _: granular.kappadata.ModeWrapper(Fields(wait), 'z').getall_z(),
 }
 
 
@@ -139,7 +139,7 @@ class Batches(Items):
         return indices
 
 
-class Keep(granular.FilterTransform):
+class Keep(granular.grain.transforms.Filter):
     async def filter(self, element):
         return False
 

@@ -12,7 +12,7 @@ import granular
 from granular.aio.stores import endpoints
 from granular.errors import InvalidArgumentError, ObjectChangedError
 from tests.support.faults import FaultServer, md5_etag
-from tests.support.files import FILES, FORMATS, numbers_in
+from tests.support.files import FORMATS, files_of_numbers, numbers_in
 from tests.support.tables import cover
 
 SPEC = {'x': 'int', 'data': 'bytes'}
@@ -319,18 +319,25 @@ def test_cache_fingerprints_include_the_server(servers, redis_server, tmp_path):
 NUMBERS = {f'file?id={first}': range(first, first + 3) for first in (200, 300)}
 
 
-def numbers_file(suffix, numbers):
-    """Return a file of a format, or a bag, with these numbers."""
+def numbers_files(suffix, key, numbers):
+    """Return the files of a format, or a bag, with these numbers, of which the first has a key, by their keys."""
     if suffix != 'bag':
-        return FILES[suffix](numbers)
+        name, _, query = key.partition('?')
+        return {f'{file}?{query}': data for file, data in files_of_numbers(suffix, name, numbers).items()}
     records = [b'n %d' % number for number in numbers]
-    return b''.join(records) + np.cumsum([len(record) for record in records]).astype('<i8').tobytes()
+    return {key: b''.join(records) + np.cumsum([len(record) for record in records]).astype('<i8').tobytes()}
+
+
+def all_numbers_files(suffix):
+    return {
+        name: data for key, numbers in NUMBERS.items() for name, data in numbers_files(suffix, key, numbers).items()
+    }
 
 
 @pytest.mark.parametrize('suffix', ['bag', *FORMATS])
 def test_queries_that_select_content_separate_caches(suffix, redis_server, tmp_path):
     """Files of the same size and version, whose addresses differ in the query, which messages hide."""
-    with FaultServer(files={key: numbers_file(suffix, numbers) for key, numbers in NUMBERS.items()}) as server:
+    with FaultServer(files=all_numbers_files(suffix)) as server:
         for key, numbers in NUMBERS.items():
             path = granular.Path(f'{server.endpoint}/bucket/{key}')
             with (
@@ -342,16 +349,17 @@ def test_queries_that_select_content_separate_caches(suffix, redis_server, tmp_p
 
 @pytest.mark.parametrize('suffix', FORMATS)
 def test_queries_that_select_content_separate_the_files_of_a_pickled_source(suffix):
-    files = {key: numbers_file(suffix, numbers) for key, numbers in NUMBERS.items()}
+    files = all_numbers_files(suffix)
     with FaultServer(files=files) as server:
         server.etag_of = md5_etag
-        paths = [granular.Path(f'{server.endpoint}/bucket/{key}') for key in files]
+        paths = [granular.Path(f'{server.endpoint}/bucket/{key}') for key in NUMBERS]
         with getattr(granular, FORMATS[suffix].source)(paths) as source:
             pickled = pickle.dumps(source)
-            for key, before in [*files.items()]:
-                files[key] = numbers_file(suffix, range(400, 403))
+            before = dict(files)
+            for key in NUMBERS:
+                files.update(numbers_files(suffix, key, range(400, 403)))
                 with pytest.raises(ObjectChangedError, match='was replaced') as failed:
                     pickle.loads(pickled).fetch(range(6))
                 assert f'id={key[-3:]}' not in str(failed.value)
-                files[key] = before
+                files.update(before)
             assert numbers_in(pickle.loads(pickled)) == [*range(200, 203), *range(300, 303)]

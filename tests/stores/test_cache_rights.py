@@ -8,7 +8,7 @@ import pytest
 import granular
 from granular.errors import AccessDeniedError
 from tests.support.faults import FaultServer
-from tests.support.files import FILES, FORMATS
+from tests.support.files import FORMATS, files_of_numbers
 
 SPEC = {'x': 'int'}
 CACHES = ('cache_dir', 'index_cache')
@@ -107,7 +107,8 @@ def test_folder_of_another_user_is_refused(server, tmp_path, cache, monkeypatch)
 
 @pytest.mark.parametrize('kind', ['DatasetReader', 'TFRecordDataSource', 'WebDatasetDataSource'])
 def test_folder_that_is_another_users_when_an_index_is_saved_is_refused(server, tmp_path, kind, monkeypatch):
-    server.files |= {FORMATS[name].source: of_numbers([1]) for name, of_numbers in FILES.items()}
+    for suffix, form in FORMATS.items():
+        server.files |= files_of_numbers(suffix, form.source, [1])
     server.files |= {name.replace('ds', 'DatasetReader'): data for name, data in server.files.items()}
     record = server.record
 

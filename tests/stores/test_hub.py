@@ -22,8 +22,7 @@ from granular.errors import (
     StoreError,
     UnsupportedError,
 )
-from tests.support.files import FILES as NUMBERED
-from tests.support.files import FORMATS, numbers_in
+from tests.support.files import FORMATS, files_of_numbers, numbers_in
 
 TOKEN = 'hf_permitted'
 CONFIG = granular.IOConfig(attempts=3, backoff=0.001)
@@ -222,7 +221,7 @@ def test_everything_is_read_at_one_commit(server, tmp_path, caches):
 def test_files_of_two_commits_are_two_files(server, suffix):
     name, paths = f'x.{suffix}', []
     for numbers in ([1, 2, 3], [4, 5, 6]):
-        server.commit('me/twice', {name: NUMBERED[suffix](numbers)})
+        server.commit('me/twice', files_of_numbers(suffix, name, numbers))
         paths.append(granular.Path(f'hf://datasets/me/twice/{name}'))
         paths[-1].read_bytes()  # looks up the commit
     for files in (paths, paths[::-1]):

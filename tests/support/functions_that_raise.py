@@ -147,8 +147,8 @@ class Awaited(Indexed):
 class Sampler(Indexed):
     """A user sampler."""
 
-    def __getitem__(self, index: int) -> granular.RecordMetadata:
-        return granular.RecordMetadata(self._fn(index), index)
+    def __getitem__(self, index: int) -> granular.grain.RecordMetadata:
+        return granular.grain.RecordMetadata(self._fn(index), index)
 
 
 class Selected(Indexed):
@@ -226,7 +226,7 @@ OPERATIONS: Final[dict[str, Callable[[Raises, 'Way', str], Any]]] = {
     'waiting flat_map': lambda fn, way, _: stream(MapDataset.source(Awaited(identity)), way).flat_map(fn.several),
     'waiting Transform': lambda fn, way, _: loader(granular.sources.Transform(Awaited(identity), fn.dicts), way),
     'DataLoader': lambda fn, way, _: way.api.DataLoader(
-        data_source=range(COUNT), sampler=granular.SequentialSampler(COUNT), operations=[fn],
+        data_source=range(COUNT), sampler=granular.grain.samplers.SequentialSampler(COUNT), operations=[fn],
         worker_count=way.workers.num_workers, start_method=way.workers.start_method,
     ),
     'sampler': lambda fn, way, _: way.api.DataLoader(
@@ -240,12 +240,12 @@ OPERATIONS: Final[dict[str, Callable[[Raises, 'Way', str], Any]]] = {
     'decoder': lambda fn, way, folder: stream(MapDataset.source(reader(fn, folder)), way),
     'reader': lambda fn, way, folder: reader(fn, folder),
     'fields': lambda fn, way, _: stream(
-        MapDataset.source(granular.ModeWrapper(Methods(fn), 'x')), way
+        MapDataset.source(granular.kappadata.ModeWrapper(Methods(fn), 'x')), way
     ),
 }  # fmt: skip
 
 
-class Methods(granular.FieldDataset):
+class Methods(granular.kappadata.KDDataset):
     """A user dataset with a method for each field."""
 
     def __init__(self, fn: Raises) -> None:
@@ -393,8 +393,12 @@ CALLS: Final[dict[str, Callable[[Raises, str], Any]]] = {
     'convert progress': convert_with_progress,
     'copy progress': copy_with_progress,
     'index progress': index_with_progress,
-    'fields many': lambda fn, folder: MapDataset.source(granular.ModeWrapper(Methods(fn), 'y')).fetch(range(COUNT)),
-    'fields async': lambda fn, folder: MapDataset.source(granular.ModeWrapper(Methods(fn), 'z')).fetch(range(COUNT)),
+    'fields many': lambda fn, folder: MapDataset.source(granular.kappadata.ModeWrapper(Methods(fn), 'y')).fetch(
+        range(COUNT)
+    ),
+    'fields async': lambda fn, folder: MapDataset.source(granular.kappadata.ModeWrapper(Methods(fn), 'z')).fetch(
+        range(COUNT)
+    ),
     'aio append': lambda fn, folder: run_in_loop(append(fn, folder)),
     'aio map.get': lambda fn, folder: run_in_loop(MapDataset.range(COUNT).map(fn).aio.get(BAD)),
     'aio map.fetch': lambda fn, folder: run_in_loop(MapDataset.range(COUNT).map(fn).aio.fetch(range(COUNT))),

@@ -23,8 +23,6 @@ from granular.integrations.orbax import (
     CheckpointHandler,
     CheckpointRestore,
     CheckpointSave,
-    PyGrainCheckpointRestore,
-    PyGrainCheckpointSave,
 )
 
 
@@ -52,8 +50,10 @@ def case_global_arrays(folder):
 
 
 def case_device_put(folder):
-    expected = [batch['x'] for batch in granular.load(source_rows(), shuffle=True, seed=3, num_epochs=2, batch_size=8)]
-    loader = granular.load(source_rows(), shuffle=True, seed=3, num_epochs=2, batch_size=8)
+    expected = [
+        batch['x'] for batch in granular.grain.load(source_rows(), shuffle=True, seed=3, num_epochs=2, batch_size=8)
+    ]
+    loader = granular.grain.load(source_rows(), shuffle=True, seed=3, num_epochs=2, batch_size=8)
     for device in (jax.devices()[2], sharding()):
         with iter(device_put(loader, device)) as batches:
             for i, batch in enumerate(expected):
@@ -168,12 +168,14 @@ def case_what_cannot_be(folder):
 def case_a_pipeline_beside_a_model(folder):
     params = {'w': np.arange(4.0)}
     dataset = MapDataset.range(60).shuffle(seed=5)
-    sampler = granular.IndexSampler(60, shuffle=True, num_epochs=1, seed=0)
+    sampler = granular.grain.samplers.IndexSampler(60, shuffle=True, num_epochs=1, seed=0)
     pipelines = {
         'loader': lambda: Loader(source(), 8),
         'stream': lambda: iter(dataset.to_iter_dataset().batch(4)),
         'dataloader': lambda: iter(
-            granular.DataLoader(data_source=range(60), sampler=sampler, operations=[granular.Batch(4)])
+            granular.grain.DataLoader(
+                data_source=range(60), sampler=sampler, operations=[granular.grain.transforms.Batch(4)]
+            )
         ),
         'batches': lambda: Batches(iter(dataset.batch(4)), sharding()),
     }
@@ -234,12 +236,12 @@ def several_each_its_part_and_its_file(folder):
             assert found.shape == (8,)
             for part in found.addressable_shards:
                 np.testing.assert_array_equal(part.data, order[step].reshape(-1)[part.index])
-        manager.save(2, args=ocp.args.Composite(data=PyGrainCheckpointSave(batches)))
+        manager.save(2, args=ocp.args.Composite(data=granular.grain.python.PyGrainCheckpointSave(batches)))
         manager.wait_until_finished()
         rest = [plain(next(batches)['i'].addressable_data(0)) for _ in range(2)]
         assert len(list((folder / 'run' / '2' / 'data').glob('process_*-of-2.json'))) == 2
         with make() as again:
-            manager.restore(2, args=ocp.args.Composite(data=PyGrainCheckpointRestore(again)))
+            manager.restore(2, args=ocp.args.Composite(data=granular.grain.python.PyGrainCheckpointRestore(again)))
             assert [plain(next(again)['i'].addressable_data(0)) for _ in range(2)] == rest
 
 

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from tests import ROOT
@@ -95,6 +95,80 @@ class KappaData:
     def __exit__(self, *args: object) -> None:
         self._interpreter.__exit__(None, None, None)
 
+
+class Megatron:
+    """Megatron's own reader and writer of datasets, in a folder of their own, over the torch of the tests."""
+
+    def __init__(self) -> None:
+        self._home = HOME / 'megatron-core-0.16.1'
+        if not (self._home / 'ready').exists():
+            # One build for every Python: what is compiled in it is not imported.
+            wheel = ['--python-version', '3.11', '--platform', 'manylinux_2_28_x86_64', '--only-binary=:all:']
+            install = [sys.executable, '-m', 'pip', 'install', '-q', '--disable-pip-version-check', '--no-deps', *wheel]
+            subprocess.run([*install, '--target', self._home, 'megatron-core==0.16.1'], check=True)
+            (self._home / 'ready').touch()
+        self._interpreter = Interpreter('torch', options=['-I', '-W', 'ignore'])
+
+    def write(self, folder: Any, datasets: Mapping[str, Sequence[Any]]) -> None:
+        """Write datasets by their names, each of a dtype, documents of sequences of tokens, and True for modes.
+
+        The mode of a sequence is its length.
+        """
+        self._run(_WRITE, str(folder), json.dumps(datasets))
+
+    def read(self, folder: Any, names: Sequence[str]) -> Any:
+        """Return datasets by their names: the dtype, the sequences, their modes, and the ends of the documents.
+
+        Those with ``modes`` in their name have modes.
+        """
+        return json.loads(self._run(_READ, str(folder), *names))
+
+    def _run(self, script: str, *args: str) -> str:
+        done = self._interpreter.run(_MEGATRON + script, str(self._home), *args)
+        if done.returncode:
+            raise RuntimeError(f'megatron-core: {done.stderr[-3000:]}')
+        return done.stdout
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._interpreter.__exit__(None, None, None)
+
+
+# Without the rest of the package, which its module for datasets needs for a line of its log.
+_MEGATRON = """
+import json, sys, types
+core, utils = types.ModuleType('megatron.core'), types.ModuleType('megatron.core.utils')
+core.__path__, utils.log_single_rank = [f'{sys.argv[1]}/megatron/core'], lambda *args: None
+sys.modules.update({'megatron.core': core, 'megatron.core.utils': utils})
+sys.path.insert(0, sys.argv[1])
+import numpy as np, torch
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+"""
+
+_WRITE = """
+for name, (dtype, documents, modes) in json.loads(sys.argv[3]).items():
+    builder = IndexedDatasetBuilder(f'{sys.argv[2]}/{name}.bin', getattr(np, dtype), multimodal=modes)
+    for document in documents:
+        for tokens in document:
+            builder.add_item(torch.tensor(tokens, dtype=torch.int64), len(tokens))
+        builder.end_document()
+    builder.finalize(f'{sys.argv[2]}/{name}.idx')
+"""
+
+_READ = """
+out = {}
+for name in sys.argv[3:]:
+    modes = 'modes' in name
+    dataset = IndexedDataset(f'{sys.argv[2]}/{name}', multimodal=modes, mmap=False)
+    items = [dataset[i] for i in range(len(dataset))]
+    out[name] = [
+        str(np.dtype(dataset.index.dtype)), [(item[0] if modes else item).tolist() for item in items],
+        [int(item[1]) for item in items] if modes else None, dataset.document_indices.tolist(),
+    ]
+print(json.dumps(out))
+"""
 
 _ABSENT = """
 import importlib, importlib.abc, importlib.machinery, inspect, json, sys, types

@@ -40,9 +40,9 @@ def double(x: Any) -> Any:
     return x * 2
 
 
-def data_loader(**options: Any) -> granular.DataLoader:
-    sampler = granular.IndexSampler(COUNT, shuffle=True, num_epochs=1, seed=1)
-    return granular.DataLoader(data_source=numbers(), sampler=sampler, operations=[double], **options)
+def data_loader(**options: Any) -> granular.grain.DataLoader:
+    sampler = granular.grain.samplers.IndexSampler(COUNT, shuffle=True, num_epochs=1, seed=1)
+    return granular.grain.DataLoader(data_source=numbers(), sampler=sampler, operations=[double], **options)
 
 
 def loader(**options: Any) -> granular.Loader:

@@ -12,7 +12,7 @@ from granular.aio.bags.identity import FileIdentity, Identity, check_files
 from granular.aio.bags.index_cache import BagState, Proof
 from granular.aio.bags.tables import ArrayTables, PackedTable, Tables
 from granular.aio.paths.path import Path
-from granular.aio.reply import Reply, changed, stands_in
+from granular.aio.reply import Reply, changed
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, files
@@ -79,7 +79,7 @@ class Bag:
         self.datasize: int = 0  # bytes of records
         self.size: int = 0  # with the table
         self.sums: Sums | None = None
-        self.proof: Proof | None = None  # that its folder is still the one of the index cache
+        self.proof: Proof | None = None  # that its folder is the one of the index that it was opened by
         # The key of the file that holds the records, and its version.
         self.target: tuple[str, str | None] = ('' if self.path is None else self.path.key, None)
         self.tables: Tables | None = None  # that have the limits, under a number; None to read them from the bag itself
@@ -114,8 +114,11 @@ class Bag:
         self.immediate = self._view is not None and (self.data is not None or not self.is_remote)
         self.opened = True
 
-    def open_indexed(self, state: IndexedBag) -> None:
-        """Open the bag as an index has it, without reading anything. A read fails if the file was replaced since."""
+    def open_indexed(self, state: IndexedBag, proof: Proof | None = None) -> None:
+        """Open the bag as an index has it, without reading anything. A read fails if the file was replaced since.
+
+        With a proof, records are not read without waiting before ``confirm`` is called, once it was taken.
+        """
         path = self.require_path()
         self._kept = [path.store.keep_open(path.key)]
         self.version, self.length, self.size, self.datasize, pin, self.packed = state
@@ -127,8 +130,15 @@ class Bag:
             self.tables, self.number = self.packed.tables, self.packed.number
             if self.packed.tables.in_memory:
                 self._view = self.packed
-        self.immediate = self._view is not None and not self.is_remote
+        self.proof = proof
         self.opened = True
+        if proof is None:
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Read without waiting where that is possible, as the bag is the one in the index."""
+        self.proof = None
+        self.immediate = self._view is not None and (self.data is not None or not self.is_remote)
 
     async def read_extras(self) -> None:
         """Read what the options of an indexed bag need in memory: its records, its checksums."""
@@ -307,24 +317,17 @@ class Bag:
             self._digest = self.packed.digest
         elif self._limits is not None:
             self._digest = self._digest or _digest_of(self._limits)
-        return self._digest or self.files[1][1].told
+        return self._digest or self.files[1][1].told[1]
 
     async def read_digest(self) -> None:
-        """Read the limits if they are in a file and not in memory, so that the identity has a digest of them."""
+        """Read the limits if they are in a file and not in memory, so that the identity has a digest of them.
+
+        Then it does not depend on how the bag was opened.
+        """
         if self.version == 3 and self._table is not None and not self._digest:
             path, start, version = self._table
             size = start + self.length * layout.LIMIT
             self._digest = _digest_of(await self._read_limits(path, start, Reply(b'', size, size, version)))
-
-    @property
-    def versions(self) -> tuple[int | str, ...]:
-        """The identity for caches, also of the table if that is not in the file that holds the records: the same bytes,
-        which may have the same version, may be divided into other records.
-        """
-        records = self.size, self.target[1] or ''
-        if self.version != 3:
-            return records
-        return *records, self.files[1][1].told if len(self.files) == 2 else self._told_table()
 
     @property
     def origin(self) -> str:
@@ -337,7 +340,7 @@ class Bag:
     def state(self) -> BagState | None:
         """The state for the index cache; None without the table in memory or with a stand-in version."""
         pin = self.target[1]
-        if self._limits is None or pin is None or stands_in(pin):
+        if self._limits is None or pin is None or not FileIdentity(self.size, pin).is_proof:
             return None
         table_pin = self.files[1][1].version if self.version == 3 else None
         return BagState(self.version, self.size, self.datasize, pin, table_pin or '', self._limits)

@@ -9,7 +9,7 @@ from granular._redact import hidden
 from granular._typing import Datapoint_co
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_source import OpenedDataSource, restored
-from granular.aio.reply import changed, stand_in
+from granular.aio.reply import changed, stand_in, stands_in
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Store
 from granular.aio.stores.local.files import is_version
@@ -25,21 +25,32 @@ class FileIdentity(NamedTuple):
     """
 
     size: int
-    version: str | None  # None for an empty file if the store gives empty files no version
+    version: str | None  # None if unknown, and for an empty file if the store gives empty files no version
     table: str = ''  # also in identities that earlier versions pickled
+
+    @property
+    def is_proof(self) -> bool:
+        """True if the version identifies the content of the file."""
+        return self.version is not None and not stands_in(self.version)
 
     @property
     def has_digest(self) -> bool:
         return self.table.startswith(DIGEST)
 
     def is_same(self, now: 'FileIdentity') -> bool:
-        """Return whether a file is still the one that was noted."""
-        return self.size == now.size and is_version(self.version, now.version) and self.table in ('', now.table)
+        """Return whether a file is still the one that was noted, as far as both tell."""
+        if self.size != now.size or len({self.table, now.table} - {''}) == 2:
+            return False
+        # Either may be of granular 1.0.0a1.
+        before, after = self.version, now.version
+        return None in (before, after) or is_version(before, after) or is_version(after, before)
 
     @property
-    def told(self) -> str:
-        """The version, or a substitute for one; empty for an empty file without."""
-        return self.version or (stand_in(self.size) if self.size else '')
+    def told(self) -> tuple[int, str, str]:
+        """The identity for caches: the size, the version, a substitute for one, or nothing for an empty file without,
+        and the digest.
+        """
+        return self.size, self.version or (stand_in(self.size) if self.size else ''), self.table
 
 
 async def check_files(files: Iterable[tuple[Path, FileIdentity]]) -> None:

@@ -9,13 +9,14 @@ A file is used only if its header names the file itself, whose name is a digest 
 The folder and its files are readable by their owner alone.
 """
 
+import abc
 import contextlib
 import hashlib
 import mmap
 import os
 import secrets
 import zlib
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import msgpack
@@ -113,8 +114,28 @@ class Snapshot:
             await offload(remove_file, self._file)
 
 
-class Proof:
-    """Proof that a folder is still the one of its snapshot, which its first read takes by ``check``."""
+class Proof(abc.ABC):
+    """Proof that a folder is the one that an index describes, which its first read takes."""
+
+    covers_tables = False
+    """True if not even the limits and references in memory may be used before."""
+
+    @property
+    @abc.abstractmethod
+    def is_missing(self) -> bool:
+        """True until it was taken."""
+
+    @abc.abstractmethod
+    async def take(self) -> None:
+        """Take the proof; raise ``ObjectChangedError`` if the folder is another one now."""
+
+    @abc.abstractmethod
+    async def forget(self) -> None:
+        """Forget the index if it is a cached one, after a read that found it outdated."""
+
+
+class SnapshotProof(Proof):
+    """Proof that a folder is still the one of its snapshot, by ``check``."""
 
     def __init__(
         self, snapshot: Snapshot, directory: Path, folder: str, check: Callable[[], Coroutine[Any, Any, None]]
@@ -123,11 +144,12 @@ class Proof:
 
     @property
     def is_missing(self) -> bool:
-        """True until it was taken."""
         return self._folder in self.snapshot.unproven
 
+    async def forget(self) -> None:
+        await self.snapshot.forget()
+
     async def take(self) -> None:
-        """Take the proof; forget the snapshot, and raise ``ObjectChangedError``, if the folder is another one now."""
         try:
             await self._check()
         except (ObjectChangedError, NotFoundError) as error:
@@ -155,9 +177,16 @@ async def proven(proofs: Collection[Proof], reading: Coroutine[Any, Any, T]) -> 
             await gather([proof.take() for proof in missing])
             raise
     except (ObjectChangedError, NotFoundError):
-        for snapshot in {proof.snapshot for proof in proofs}:
-            await snapshot.forget()
+        for proof in proofs:
+            await proof.forget()
         raise
+
+
+async def take_first(proofs: Iterable[Proof | None]) -> None:
+    """Take the proofs without which no table in memory may be used."""
+    missing = {proof for proof in proofs if proof is not None and proof.covers_tables and proof.is_missing}
+    if missing:
+        await gather([proof.take() for proof in missing])
 
 
 def cache_file_of(directory: Path) -> str | None:

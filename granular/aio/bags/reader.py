@@ -6,6 +6,7 @@ import numpy as np
 
 from granular.aio.bags.bag import Bag, read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
+from granular.aio.bags.index_cache import take_first
 from granular.aio.bags.records import FEW, Rows, read_records
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
@@ -62,7 +63,10 @@ class BagReader(PinnedSource[bytes]):
         return (self._source, cache_index, cache_data), {'index': self._index, 'verify': verify}
 
     def identity(self) -> tuple[Any, ...]:
-        return self._bag.origin, *self._bag.versions
+        return self._bag.origin, *self._bag.identity().told
+
+    async def _identify(self) -> None:
+        await self._bag.read_digest()
 
     async def _open(self) -> None:
         await self._bag.open()
@@ -124,6 +128,8 @@ class BagReader(PinnedSource[bytes]):
 
     async def _fetch(self, indices: Ints) -> list[bytes]:
         bag = self._bag
+        if bag.proof is not None:
+            await take_first([bag.proof])
         if len(indices) <= FEW and bag.immediate and not timing.on:
             positions = indices.tolist()
             if is_immediate() or sum(map(bag.size_of, positions)) <= IN_PLACE:

@@ -2,7 +2,7 @@
 
 import abc
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
@@ -88,6 +88,10 @@ class Cache(DataSource, Awaited, AsyncResource):
     def _record(self, entry: Any) -> bytes:
         record: bytes = entry
         return record
+
+    async def _nullable_keys(self, mask: Collection[str] | None) -> frozenset[str]:
+        is_same = self._transform is None and self._unpack is None
+        return await self._upstream.nullable_keys() if is_same else frozenset()
 
     def __len__(self) -> int:
         if self._length < 0:

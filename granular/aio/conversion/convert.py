@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args
 
 from granular._other_names import answering
 from granular.aio.conversion.infer import RecordMapping
+from granular.aio.conversion.megatron import write_tokens
 from granular.aio.conversion.on_ray import RayShards
 from granular.aio.conversion.record_source import Format, ReadAhead, Reading, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
@@ -18,6 +19,7 @@ from granular.aio.datasets.clean import CONVERSION
 from granular.aio.datasets.codec import Decoders, Encoders, fields_of
 from granular.aio.datasets.shards import listed_shards, missing_shard, shards_in
 from granular.aio.datasets.writer import DatasetWriter
+from granular.aio.datasources.discovery.names import format_of
 from granular.aio.execution.failures import capturing
 from granular.aio.paths.claims import Claim
 from granular.aio.paths.file import Progress
@@ -40,6 +42,7 @@ first shard because granular 0.21 and 0.24 take every name beside the shards for
 
 Engine = Literal['local', 'ray']
 
+_SHARDLEN: Final = 10_000  # datapoints per shard, by default
 _PARALLEL: Final = 8  # shards that one process writes at a time
 
 
@@ -49,8 +52,8 @@ class Conversion:
 
     Attributes:
       source: its address, or the type of the object.
-      format: ``'granular'``, ``'parquet'``, ``'arrayrecord'``, ``'tfrecord'``, ``'webdataset'``, ``'images'``,
-        ``'huggingface'``, ``'source'`` for an object with random access, or ``'iterable'``.
+      format: ``'granular'``, ``'parquet'``, ``'arrayrecord'``, ``'tfrecord'``, ``'webdataset'``, ``'megatron'``,
+        ``'images'``, ``'huggingface'``, ``'source'`` for an object with random access, or ``'iterable'``.
       spec: the type of each key.
       reasons: why each key has its type: what the sample has, or that it was given.
       renamed: the keys of fields whose names cannot be keys, by field.
@@ -86,7 +89,7 @@ async def convert(
     format: Format | None = None,
     spec: Mapping[str, str] | None = None,
     encoders: Encoders = None,
-    shardlen: int | None = 10_000,
+    shardlen: int | None = _SHARDLEN,
     layout: Layout = 'refs',
     checksums: bool = True,
     parallel: int | None = None,
@@ -138,12 +141,15 @@ async def convert(
     reach source and folder by the same address, with credentials from their environment.
 
     Args:
-      source: a path, address or pattern (``data/*.parquet``) of Parquet, ArrayRecord, TFRecord, WebDataset or Hugging
-        Face arrow files, or a list of them; a folder of them, of images in one folder per class (``image``, ``label``,
-        ``class``) or with a ``metadata.csv``, of ``save_to_disk``, or of a dataset of granular; a source as for
-        ``MapDataset.source``; a Hugging Face dataset; a sync or async iterable, which must yield the same records
+      source: a path, address or pattern (``data/*.parquet``) of Parquet, ArrayRecord, TFRecord, WebDataset, Megatron or
+        Hugging Face arrow files, or a list of them; a folder of them, of images in one folder per class (``image``,
+        ``label``, ``class``) or with a ``metadata.csv``, of ``save_to_disk``, or of a dataset of granular; a source as
+        for ``MapDataset.source``; a Hugging Face dataset; a sync or async iterable, which must yield the same records
         again for a resumed run.
-      directory: the folder of the dataset: new, or that of an unfinished conversion.
+      directory: the folder of the dataset: new, or that of an unfinished conversion; or ``x.idx`` for the two files of
+        a dataset of Megatron. Then each record is an array of tokens, or has one under ``tokens``, and is a document;
+        it may have ``lengths`` and ``modes`` of its sequences, as those of a ``MegatronDataSource`` have. Both files
+        are new. The data is published before the index.
       format: the format of the source, if its name does not tell.
       spec: types of some keys, or fields of the source, which override the inferred ones. ``utf8`` takes bytes, too.
         ``{'file': 'utf8'}`` adds the names of the files of images, within their folder.
@@ -190,6 +196,20 @@ async def convert(
         raise InvalidArgumentError(f"on_error: expected 'raise', or without Ray 'skip', got {on_error!r}")
     skip = on_error == 'skip'
     reading = Reading(format, split, hive)
+    if format_of(Path(directory).name) == 'megatron':
+        given = {
+            'spec': spec, 'encoders': encoders, 'decoders': decoders, 'layout': layout != 'refs', 'parallel': parallel,
+            'on_error': skip, 'checksums': not checksums, 'engine': engine != 'local',
+            'shardlen': shardlen != _SHARDLEN,
+        }  # fmt: skip
+        if refused := [name for name, value in given.items() if value]:
+            raise InvalidArgumentError(
+                f'{Path(directory)}: files of Megatron have no {", ".join(refused)}: leave them out'
+            )
+        written = await write_tokens(source, reading, Path(directory), dry_run, progress)
+        types, reasons = {'tokens': 'array'}, {'tokens': f'of {written.dtype}'}
+        done = Conversion(written.source, written.format, types, reasons, {}, written.documents, 1, bytes=written.bytes)
+        return dataclasses.replace(done, seconds=time.perf_counter() - began)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(capturing.reset, capturing.set(skip))
         opened = await stack.enter_async_context(

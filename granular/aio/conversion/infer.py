@@ -136,7 +136,7 @@ class RecordMapping:
         # The remedy for a value that does not fit its type, by key.
         self.hints: dict[str, str] = {key: _hint(key, kind, key in given) for key, kind in self.spec.items()}
         self._texts = {key for key, kind in given.items() if element(kind) == 'utf8'}
-        self._optional = {key for key, kind in self.spec.items() if kind == 'msgpack'}
+        self._optional = {key for key, kind in self.spec.items() if kind in ('msgpack', 'tree')}
         self.mean: int = mean_size(records)
         images = [field for field, key in self._keys.items() if self.spec[key] in _IMAGES]
         is_files = all(isinstance(_plain(record.get(field)), bytes) for record in records for field in images)
@@ -205,12 +205,22 @@ class RecordMapping:
         for key in self._texts.intersection(out):
             out[key] = _as_text(out[key])
         for key in self._optional:
-            value = out.get(key)  # missing values become None
-            out[key] = value.item() if isinstance(value, np.generic) else value
+            value: Any = out.get(key)  # missing values become None
+            is_scalar = isinstance(value, np.generic) and self.spec[key] == 'msgpack'
+            out[key] = value.item() if is_scalar else value
         for key, value in out.items():
-            if isinstance(value, NumpyFile) and self.spec.get(key) == 'tree':
+            kind = self.spec.get(key)
+            if isinstance(value, NumpyFile) and kind == 'tree':
                 out[key] = value.array()
+            elif isinstance(value, JSONText) and kind in ('msgpack', 'tree'):
+                out[key] = self._parsed(key, value)
         return out
+
+    def _parsed(self, key: str, text: JSONText) -> Any:
+        try:
+            return formats.decode_json(text.encode())
+        except DecodeError as error:
+            raise EncodeError(f'{self._name}: key {key!r}: {error}', path=self._name, key=key) from error
 
     def _plain_of(self, field: str, value: Any) -> Any:
         try:
@@ -237,7 +247,9 @@ def _encode_image(encode: Callable[[Any], bytes], value: Any) -> bytes:
 
 
 def _encode_simplified(encode: Callable[[Any], bytes], value: Any) -> bytes:
-    """Encode arrays of objects as lists, decimals and times of day as text, and PIL images as files, at any depth."""
+    """Encode arrays of objects as lists, PIL images as files, and decimals and times of day as text unless the type has
+    these, at any depth.
+    """
     try:
         return encode(value)
     except EncodeError:  # others are not searched, which takes longer
@@ -355,8 +367,10 @@ def type_of_value(value: Any, depth: int = 0) -> str:
                 return type_of_value(value.array()) or 'damaged array'
             except EncodeError:
                 return 'damaged array'
-        case str() | decimal.Decimal() | datetime.time():
+        case str():
             return 'utf8'
+        case decimal.Decimal() | datetime.time():
+            return 'tree'
         case datetime.date() | datetime.timedelta():
             return 'array'
         case bytes():

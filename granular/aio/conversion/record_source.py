@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
@@ -25,6 +24,7 @@ from granular.aio.datasources.detect import CLASSES, has_shards, refuse_packed, 
 from granular.aio.datasources.detect import open as open_dataset
 from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, no_split, of_pattern
 from granular.aio.datasources.discovery.names import ENDINGS, IMAGE_ENDINGS, IMAGE_SUFFIXES, kind_of
+from granular.aio.datasources.megatron.source import index_beside
 from granular.aio.datasources.parquet.source import (
     ParquetDataSource,
     arrow_types,
@@ -34,6 +34,8 @@ from granular.aio.datasources.parquet.source import (
 )
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
+from granular.aio.datasources.webdataset.members import type_of_members
+from granular.aio.datasources.webdataset.source import KEY, fields_with_gaps
 from granular.aio.execution.prefetch import END
 from granular.aio.paths.copy import in_one_store, is_within
 from granular.aio.paths.path import Path, is_pattern
@@ -50,7 +52,7 @@ from granular.config import MiB
 from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.indexing import Ints
 
-Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'images', 'huggingface', 'granular']
+Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'megatron', 'images', 'huggingface', 'granular']
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
 
 _ENDINGS: Final = (*ENDINGS, '.arrow')
@@ -267,7 +269,11 @@ async def _open_address(path: Path, reading: Reading) -> RecordSource:
         if not found.entries or found.format == 'images':
             raise _unknown([*found.paths, *(found.base / name for name in found.left_out)])
         return await _open_found(found, reading)
-    if not (await path.stat()).is_dir:
+    stat = await path.store.find(path.key)
+    is_file = stat is not None and not stat.is_dir
+    if (is_file or stat is None) and not kind_of(path.name) and (index := await index_beside(path)) is not None:
+        path, is_file = index, True
+    if is_file or not (await path.stat()).is_dir:
         if reading.split is not None:
             raise no_split(f'{path}')
         return await _open_list([path], f'{path}', reading)
@@ -370,7 +376,7 @@ async def _open_format(files: Files, format: str, reading: Reading) -> RecordSou
         return await _open_examples(files)
     options: dict[str, Any] = {}
     if format == 'webdataset':
-        options['decoders'] = _TEXTS
+        options['decoders'] = _MEMBERS
     elif format == 'parquet':
         options['hive'] = reading.hive
     opened: Any = CLASSES[format](files, **options)
@@ -379,6 +385,10 @@ async def _open_format(files: Files, format: str, reading: Reading) -> RecordSou
     source = RecordSource(files.name, format, adapters.convert(opened), opened=opened, images=images)
     if format == 'parquet':
         source.columns = await _columns_of_parquet(opened)
+    elif format == 'webdataset':
+        gaps = fields_with_gaps(opened)
+        names = [name for name in opened.fields if name != KEY]
+        source.columns = {name: Column(type_of_members(name), name in gaps) for name in names}
     return source
 
 
@@ -406,19 +416,13 @@ async def _open_examples(files: Files) -> RecordSource:
     return RecordSource(name, 'tfrecord', Map(adapters.convert(opened), values), opened=opened)
 
 
-def _class(data: bytes) -> int | str:
-    text = formats.decode_utf8(data).strip()
-    return int(text) if re.fullmatch(r'-?[0-9]{1,38}', text) else text
-
-
 def _json(data: bytes) -> JSONText:
     return JSONText(formats.decode_utf8(data))
 
 
-# The decoders of files in WebDataset tars that are not bytes, by suffix.
-_TEXTS: Final = {
-    'cls': _class, 'cls2': _class, 'index': _class, 'txt': formats.decode_utf8, 'text': formats.decode_utf8,
-    'json': _json, 'npy': NumpyFile,
+# What decodes members of tar files: as for a reader, but files stay what they are.
+_MEMBERS: Final[Mapping[str, Any]] = {
+    **{kind: formats.decoders[kind] for kind in ('utf8', 'int', 'msgpack')}, 'json': _json, 'npy': NumpyFile,
 }  # fmt: skip
 
 

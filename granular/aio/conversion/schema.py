@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from granular._lazy import import_extra
 from granular.aio.conversion.infer import FILE, common_type
+from granular.formats.arrow_values import has_null
 
 
 class Column(NamedTuple):
@@ -20,7 +21,7 @@ def column_of(types: Sequence[Any], is_missing: bool, has_nulls: bool) -> Column
     ``is_missing`` is True if a value is a null, ``has_nulls`` if one may be, or be in a list or struct.
     """
     kinds = {_kind(kind, has_nulls) for kind in types}
-    nullable = is_missing and not all(_is_float(kind) or _is_time(kind) for kind in types)
+    nullable = is_missing and not all(map(has_null, types))
     return Column('' if '' in kinds else common_type(kinds), nullable)
 
 
@@ -54,8 +55,10 @@ def _kind(kind: Any, has_nulls: bool, depth: int = 0) -> str:
         return 'array' if depth and plain == 'int' else plain
     if _is_time(kind):
         return 'array'
-    if _is_text(kind) or types.is_decimal(kind) or types.is_time(kind):
+    if _is_text(kind):
         return 'utf8'
+    if types.is_decimal(kind) or types.is_time(kind):
+        return 'tree'
     if types.is_null(kind):
         return 'msgpack'
     if types.is_struct(kind):

@@ -11,14 +11,14 @@ import numpy as np
 from granular._other_names import answering
 from granular.aio.bags.bag import Bag
 from granular.aio.datasets.columns import Columns
+from granular.aio.datasets.comparison import to_nanoseconds
 from granular.aio.datasets.dataset import Dataset, OpenOptions
-from granular.aio.datasets.index import index_path, to_nanoseconds
+from granular.aio.datasets.index import index_path
 from granular.aio.datasets.references import References
 from granular.aio.datasets.shards import check_complete, shards_in
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.reply import stands_in
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
@@ -27,9 +27,8 @@ from granular.aio.stores.errors import translated
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.formats.bit_packing import WORD, pack
 from granular.formats.checksums import crc32c
-from granular.formats.dataset_index import ANY, MAGIC, PAGE_ROW, ROW, RUNS, SAME, Directory, dump_directory, dump_footer
-from granular.formats.layout import is_sequence, shard_name
-from granular.indexing import Ints
+from granular.formats.dataset_index import MAGIC, PAGE_ROW, ROW, Directory, dump_directory, dump_footer
+from granular.formats.layout import shard_name
 
 _TOGETHER: Final = 32  # shards that are opened at a time
 
@@ -59,7 +58,8 @@ async def build_index(directory: AnyPath, progress: Progress | None = None) -> I
 
     A reader with an index opens any number of shards with a handful of requests; without one, each shard takes five or
     more. The index is the file ``000000/.granular-index``, where granular 0.21 and 0.24 ignore it. Build it again after
-    shards were added or replaced, or the dataset was copied: until then, such shards are read by their own tables.
+    shards were added or replaced: until then, such shards are read by their own tables. Those of a copy of the dataset
+    are compared with the index before they are first read, until it is built for the copy.
 
     Memory: the tables of 32 shards, and some 60 bytes for each bag.
 
@@ -149,7 +149,7 @@ class _Builder:
 
     def _row(self, bag: Bag, times: dict[str, int]) -> tuple[int, ...]:
         file = bag.files[0][1]
-        if file.size and (file.version is None or stands_in(file.version)):  # an empty file has no version
+        if file.size and not file.is_proof:  # an empty file has no version
             raise UnsupportedError(f'{bag.name}: its store gives it no version, by which an index identifies it')
         stem = bag.require_path().key.removesuffix('.bag')
         modified, table_modified = times.get(f'{stem}.bag', 0), times.get(f'{stem}.idx', 0)
@@ -197,23 +197,5 @@ def _local_times(folder: str) -> dict[str, int]:
 def _pack(columns: Columns, references: References | None) -> tuple[list[int], list[list[bytes]]]:
     """Return the kinds of the references of a shard, and the pages of its tables."""
     tables = [pack(bag.all_limits()) for bag in columns.bags.values()]
-    kinds = []
-    for kind, pair in zip(columns.spec.values(), [] if references is None else references.tables, strict=False):
-        if pair is None:
-            kinds.append(SAME)
-            tables += [[], []]
-            continue
-        firsts, counts = (column.astype(np.int64) for column in pair)
-        ends = np.cumsum(counts)
-        if is_sequence(kind) and ((firsts == ends - counts) | (counts == 0)).all():
-            kinds.append(RUNS)
-            tables += [pack(np.append(0, ends)), []]
-        else:
-            kinds.append(ANY)
-            tables += [pack(_extended(firsts)), pack(_extended(counts))]
-    return kinds, tables
-
-
-def _extended(numbers: Ints) -> Ints:
-    """Return numbers with the last one repeated, as a table has one number more than records."""
-    return np.append(numbers, numbers[-1:] if len(numbers) else 0)
+    kinds, more = ([], []) if references is None else references.pack(columns.spec)
+    return kinds, tables + more

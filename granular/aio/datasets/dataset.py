@@ -3,12 +3,13 @@
 import copy
 import functools
 import warnings
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
 from granular.aio.bags.bag import Bag, join_limits
-from granular.aio.bags.identity import FileIdentity
-from granular.aio.bags.index_cache import FolderState, Proof, Snapshot, proven
+from granular.aio.bags.identity import FileIdentity, check_files
+from granular.aio.bags.index_cache import FolderState, Proof, Snapshot, SnapshotProof, proven
+from granular.aio.bags.records import proofs_of
 from granular.aio.datasets.codec import Decoders, Field, fields_of
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.consistency import OpenedSpec, open_as_one
@@ -21,6 +22,7 @@ from granular.errors import (
     BucketNotFoundError,
     CorruptBagError,
     CorruptDatasetError,
+    CorruptError,
     GranularError,
     InvalidArgumentError,
     NotFoundError,
@@ -29,6 +31,7 @@ from granular.errors import (
 from granular.formats.layout import Layout, Spec, is_sequence, parse_spec, shard_name
 
 K = TypeVar('K')
+T = TypeVar('T')
 V = TypeVar('V')
 
 
@@ -75,21 +78,45 @@ class Dataset:
         dataset.columns = self.columns.copy()
         return dataset
 
-    def open_indexed(self, index: DatasetIndex, shard: int, fields: Sequence[Field]) -> None:
-        """Open all files as the index of a sharded dataset has them, without reading anything."""
+    def open_indexed(
+        self,
+        index: DatasetIndex,
+        shard: int,
+        fields: Sequence[Field],
+        pins: Sequence[str | None] | None = None,
+        proof: Proof | None = None,
+    ) -> None:
+        """Open all files as the index of a sharded dataset has them, without reading anything: in other versions if
+        ``pins`` has them, and with a ``proof`` that they are those in the index if that is not known yet.
+        """
         spec, layout = index.directory.spec, index.directory.layout
         self._opened_spec = None
         bags = {key: self._bag(key, key in self._options.cache_keys, None, None) for key in spec}
         refs = self._bag('refs', False, None, None) if layout == 'refs' else None
         self.columns = Columns(self.name, spec, fields, bags, refs)
-        for key, bag in self.columns.all_bags.items():
-            bag.open_indexed(index.bag(shard, key))
+        for number, (key, bag) in enumerate(self.columns.all_bags.items()):
+            state = index.bag(shard, key)
+            bag.open_indexed(state if pins is None else state._replace(pin=pins[number]), proof)
         self.columns.complete(index.references(shard))
+
+    def confirm(self) -> None:
+        """Read without waiting where that is possible, as the files are those in the index."""
+        for bag in self.columns.all_bags.values():
+            bag.confirm()
+        self.columns.complete(self.columns.references)
 
     async def read_extras(self) -> None:
         """Read what ``cache_keys`` and ``verify`` need in memory, once it is opened by an index."""
-        await gather([bag.read_extras() for bag in self.columns.all_bags.values()])
+        await self._unless_replaced(gather([bag.read_extras() for bag in self.columns.all_bags.values()]))
         self.columns.complete(self.columns.references)
+
+    async def _unless_replaced(self, reading: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine; raise ``ObjectChangedError`` in place of the error of files that differ."""
+        try:
+            return await reading
+        except CorruptError:
+            await check_files([file for bag in self.columns.all_bags.values() for file in bag.files])
+            raise
 
     async def open_unchanged(self) -> None:
         """Open all files by their own tables, again if the dataset is replaced meanwhile."""
@@ -113,7 +140,8 @@ class Dataset:
             await self._open_bags()
         else:
             proof = self.keep(snapshot)
-            await proven([proof] if self._options.cache_keys or self._options.verify else (), self._open_bags())
+            opening = self._unless_replaced(self._open_bags())
+            await proven([proof] if self._options.cache_keys or self._options.verify else (), opening)
 
     async def _open_bags(self) -> None:
         columns, references = self.columns, None
@@ -131,7 +159,7 @@ class Dataset:
         spec, states = snapshot.folders[self._shard]
         files = [file for key, state in states.items() for file in state.files(self.directory / f'{key}.bag')]
         check = functools.partial(OpenedSpec(self.directory, spec).check, (), files)
-        proof = Proof(snapshot, self.directory, self._shard, check)
+        proof = SnapshotProof(snapshot, self.directory, self._shard, check)
         for bag in self.columns.all_bags.values():
             bag.proof = proof
         return proof
@@ -222,6 +250,15 @@ class Dataset:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+    async def identify(self) -> None:
+        """Read what the identities of the files need.
+
+        A cache that has all values reads nothing, and would not notice that the dataset was replaced.
+        """
+        bags = self.columns.all_bags.values()
+        await gather([proof.take() for proof in proofs_of(bags) if proof.is_missing])
+        await gather([bag.read_digest() for bag in bags])
 
     # --- what was opened
 

@@ -1,10 +1,8 @@
 """Read the index file of a sharded dataset, which replaces opening its shards. docs/format.md describes the bytes."""
 
 import collections
-import contextlib
-import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,17 +10,14 @@ import numpy as np
 from granular._words import logger
 from granular.aio.bags.bag import IndexedBag
 from granular.aio.bags.identity import FileIdentity
-from granular.aio.bags.tables import PackedReferences, PackedTable, PackedTables
-from granular.aio.datasets.shards import listed_shards
+from granular.aio.bags.tables import PackedReferences, PackedTable, PackedTables, read_packed_references
 from granular.aio.paths.path import Path
-from granular.aio.paths.pure import relative_name
 from granular.aio.reply import stands_in
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import once_more, past_caches, read_all
-from granular.aio.stores.local.files import is_version, version_of
-from granular.errors import AccessDeniedError, CorruptDatasetError, ObjectChangedError, UnsupportedError
+from granular.errors import CorruptDatasetError, ObjectChangedError, UnsupportedError
 from granular.formats.bit_packing import PADDING, PAGE, WORD, Words, check_pages, count_pages, unpack, unpack_one
 from granular.formats.checksums import crc32c
 from granular.formats.dataset_index import (
@@ -34,13 +29,11 @@ from granular.formats.dataset_index import (
     parse_footer,
     records_of_pages,
 )
-from granular.formats.layout import LIMIT, shard_name, shard_numbers
+from granular.formats.layout import LIMIT, shard_name, unpack_refs
 from granular.indexing import Ints
 
 _INLINE: Final = 1 << 17  # lookups on the event loop at a time: a few milliseconds
 _PAGE_BITS: Final = PAGE.bit_length() - 1
-_SECOND: Final = 10**9  # nanoseconds: Last-Modified has whole seconds, where a listing may have more
-_LISTED: Final = 2000  # objects of a dataset in a bucket up to which opening lists all of them, 1,000 per request
 
 
 def index_path(directory: Path) -> Path:
@@ -67,7 +60,11 @@ class DatasetIndex(PackedTables):
         records = directory.rows['records'].astype(np.int64)
         # The number of datapoints of each shard.
         self.lengths: Ints = records.min(axis=1) if directory.kinds is None else records[:, 0]
-        self._bags = {key: i for i, key in enumerate(directory.bags)}
+        self.keys: list[str] = directory.bags  # of the bags of a shard, with 'refs' in the refs layout
+        self.has_tables: bool = directory.kinds is None  # True if the limits are in files of their own
+        # Contents of files that have the spec of the index, or their sizes and versions.
+        self.known_specs: set[object] = set()
+        self._bags = {key: i for i, key in enumerate(self.keys)}
         self._bound = path.store.config.index_memory // WORD
         self._forget()
 
@@ -239,8 +236,13 @@ class DatasetIndex(PackedTables):
         return unpack_one(self._view, page, position % PAGE)
 
     def digest(self, table: int) -> str:
-        first, *following = self._first_page[table : table + 2].tolist()
-        return digest_of(self.directory.pages['checksum'][first : following[0] if following else None])
+        return digest_of(self._checksums(table))
+
+    def _checksums(self, table: int, count: int = 1) -> list[int]:
+        """Return the checksums of the pages of some tables, which lie one behind the other."""
+        first, *following = self._first_page[table : table + count + 1 : count].tolist()
+        checksums: list[int] = self.directory.pages['checksum'][first : following[0] if following else None].tolist()
+        return checksums
 
     # --- shards
 
@@ -251,12 +253,58 @@ class DatasetIndex(PackedTables):
         """Return the bag of a key, or ``'refs'``, of a shard."""
         number = self._bags[key]
         records, version, size, datasize, _, _, _ = self.directory.rows[shard, number].item()
-        pin = self.directory.pins[shard * len(self._bags) + number] or None
-        refs = self.directory.kinds is not None
         table = None
-        if not refs or number:
-            table = PackedTable(self, shard * self._tables + number - refs)
-        return IndexedBag(version, records, size, datasize, pin, table)
+        if self.has_tables or number:
+            table = PackedTable(self, self._table(shard, number))
+        return IndexedBag(version, records, size, datasize, self.pin(shard, number), table)
+
+    def _table(self, shard: int, number: int) -> int:
+        """Return the table of the limits of a bag."""
+        return int(shard * self._tables + number - (not self.has_tables))
+
+    def pin(self, shard: int, number: int) -> str | None:
+        """Return the version of the object with the records of a bag; None if it is empty."""
+        return self.directory.pins[shard * len(self._bags) + number] or None
+
+    def file_sizes(self, shard: int, number: int) -> tuple[int, ...]:
+        """Return the bytes of a bag, and of its table if that is a file of its own."""
+        row = self.directory.rows[shard, number]
+        return (int(row['datasize']), int(row['records']) * LIMIT) if self.has_tables else (int(row['size']),)
+
+    def bag_sizes(self, shard: int) -> list[int]:
+        """Return the bytes of each bag, without a table that is a file of its own."""
+        return [self.file_sizes(shard, number)[0] for number in range(len(self.keys))]
+
+    def times(self, shard: int, number: int) -> tuple[int, int]:
+        """Return the times of the last change of a bag and its table, in nanoseconds; 0 if unknown."""
+        row = self.directory.rows[shard, number]
+        return int(row['modified']), int(row['table_modified'])
+
+    async def has_limits(self, shard: int, limits: Mapping[int, Ints]) -> bool:
+        """Return whether bags of a shard, by number, have these limits."""
+        counts = [len(own) - 1 for own in limits.values()]
+        if not sum(counts):
+            return True
+        tables = np.repeat([self._table(shard, number) for number in limits], counts)
+        starts, stops = await self.read(tables, np.concatenate([np.arange(count) for count in counts]))
+        own = [np.concatenate([table[part] for table in limits.values()]) for part in (slice(-1), slice(1, None))]
+        return np.array_equal(starts, own[0]) and np.array_equal(stops, own[1])
+
+    async def has_references(self, shard: int, records: Sequence[bytes]) -> bool:
+        """Return whether a shard has the references in these records of its ``refs.bag``."""
+        if (references := self.references(shard)) is None:
+            return False
+        firsts, counts = await offload(unpack_refs, records, self.directory.spec, f'{self.path}')
+        own = await read_packed_references([references], np.array([len(records)]), np.arange(len(records)))
+        # An empty sequence has no first record.
+        return np.array_equal(counts, own[1]) and not ((firsts != own[0]) & (counts > 0)).any()
+
+    def _references(self, shard: int) -> list[int]:
+        kinds = self.directory.kinds
+        if kinds is None:
+            return []
+        count = len(self.directory.spec)
+        return [*kinds[shard].tolist(), *self._checksums(shard * self._tables + count, 2 * count)]
 
     def references(self, shard: int) -> PackedReferences | None:
         """Return the references of a shard; None in the columns layout."""
@@ -267,10 +315,17 @@ class DatasetIndex(PackedTables):
 
     def file_identities(self, shard: int) -> dict[str, FileIdentity]:
         """Return the identities of the bags of a shard, by file name."""
-        bags = {f'{key}.bag': self.bag(shard, key) for key in self._bags}
+        bags = {key: self.bag(shard, key) for key in self.keys}
+        digests = self.digests(shard) if self.has_tables else dict.fromkeys(self.keys, '')
+        return {f'{key}.bag': FileIdentity(bag.size, bag.pin, digests[key]) for key, bag in bags.items()}
+
+    def digests(self, shard: int) -> dict[str, str]:
+        """Return digests of what divides each bag of a shard into datapoints: its limits, or the references."""
         return {
-            file: FileIdentity(bag.size, bag.pin, bag.limits.digest if bag.version == 3 and bag.limits else '')
-            for file, bag in bags.items()
+            key: digest_of(self._references(shard))
+            if key == 'refs' and not self.has_tables
+            else self.digest(self._table(shard, number))
+            for number, key in enumerate(self.keys)
         }
 
     def sizes(self, keys: Sequence[str] | None = None) -> Ints:
@@ -278,8 +333,6 @@ class DatasetIndex(PackedTables):
         chosen = list(self._bags.values()) if keys is None else [self._bags[key] for key in keys]
         sizes: Ints = self.directory.rows['size'][:, chosen].astype(np.int64).sum(axis=1)
         return sizes
-
-    # --- comparison with the shards
 
     async def is_replaced(self) -> bool:
         """Return whether the index file was replaced or removed since it was opened."""
@@ -292,97 +345,6 @@ class DatasetIndex(PackedTables):
         except self.path.store.absent:
             return True
         return False
-
-    async def compare(self, directory: Path) -> tuple[list[int], Ints | None]:
-        """Compare the index with the files of the dataset, as far as few requests can.
-
-        On a disk, all files are compared. In a bucket with up to 2,000 objects, all of them are listed. Otherwise, or
-        if they may not be listed, only shards that were added are noticed; those that were replaced are when they are
-        first read. Return the numbers of all shards, and of those that were replaced; None if these are not known.
-        """
-        store = directory.store
-        if store.local:
-            numbers = await listed_shards(directory)
-            return numbers, await offload(self._compare_files, directory.key, len(numbers))
-        objects = len(self) * (1 + len(self._bags) * (2 if self.directory.kinds is None else 1))
-        if not store.has_folders and objects <= _LISTED:
-            with contextlib.suppress(AccessDeniedError):
-                return await self._compare_listing(directory)
-        try:
-            await store.read((directory / shard_name(len(self)) / 'spec.json').key)
-        except store.absent:
-            return list(range(len(self))), None
-        return await listed_shards(directory), None
-
-    async def is_shard_replaced(self, directory: Path, shard: int) -> bool:
-        """Return whether a shard in a bucket was replaced, by one request for one of its files.
-
-        Writers replace all files of a shard, but the versions of the bags that are read do not always tell: S3 gives
-        the same bytes the same version, whatever the references and limits that divide them, and empty records are
-        never requested. So this compares the references, or in the columns layout the first table, and their times.
-        """
-        separate = self.directory.kinds is None
-        key, number = next(iter(self._bags.items()))
-        records, _, size, _, modified, table_modified, _ = self.directory.rows[shard, number].item()
-        file = directory / shard_name(shard) / (f'{key}.idx' if separate else f'{key}.bag')
-        if (stat := await file.store.find(file.key)) is None:
-            return True
-        pin = None if separate else self.directory.pins[shard * len(self._bags) + number]
-        time, own = (table_modified if separate else modified), to_nanoseconds(stat.modified)
-        return (
-            stat.size != (records * LIMIT if separate else size)
-            or bool(pin and stat.version and stat.version != pin)
-            or bool(time and own and time // _SECOND != own // _SECOND)
-        )
-
-    def _compare_files(self, key: str, count: int) -> Ints:
-        """Return the shards of which a local file is not the one in the index."""
-
-        def is_same(stem: str, row: tuple[int, ...], pin: str) -> bool:
-            stem = os.path.join(key, stem)
-            try:
-                if not is_version(pin, version_of(os.stat(f'{stem}.bag'))):
-                    return False
-                if self.directory.kinds is not None:
-                    return True
-                info = os.stat(f'{stem}.idx')
-                # granular 1.0.0a1 noted the modification time.
-                return info.st_size // LIMIT == row[0] and row[5] in (info.st_ctime_ns, info.st_mtime_ns)
-            except OSError:
-                return False
-
-        return self._stale(min(len(self), count), is_same)
-
-    async def _compare_listing(self, directory: Path) -> tuple[list[int], Ints]:
-        files, names = {}, set()
-        async for entry in directory.store.scan_tree(directory.key):
-            if not entry.is_dir:
-                name = relative_name(directory, entry.key)
-                files[name] = entry.size, to_nanoseconds(entry.modified)
-                names.add(name.partition('/')[0])
-        separate = self.directory.kinds is None
-
-        def is_same(stem: str, row: tuple[int, ...], pin: str) -> bool:
-            records, _, size, datasize, modified, table_modified, _ = row
-            table = files.get(f'{stem}.idx', (0, 0)) == (records * LIMIT, table_modified) if separate else True
-            return table and files.get(f'{stem}.bag') == (datasize if separate else size, modified)
-
-        return shard_numbers(names), self._stale(len(self), is_same)
-
-    def _stale(self, count: int, is_same: Callable[[str, tuple[int, ...], str], bool]) -> Ints:
-        """Return the shards among the first ones of which a bag is not the one in the index, by its row and version."""
-        bag_count, stale = len(self._bags), []
-        for shard in range(count):
-            pins = self.directory.pins[shard * bag_count : (shard + 1) * bag_count]
-            bags = zip(self._bags, self.directory.rows[shard].tolist(), pins, strict=True)
-            if not all(is_same(f'{shard_name(shard)}/{bag}', row, pin) for bag, row, pin in bags):
-                stale.append(shard)
-        return np.array(stale, np.int64)
-
-
-def to_nanoseconds(seconds: float | None) -> int:
-    """Return the time of a listing in nanoseconds; 0 if it has none."""
-    return 0 if seconds is None else int(seconds * 1e9)
 
 
 _indices: Final = each_after_fork(DatasetIndex.after_fork)

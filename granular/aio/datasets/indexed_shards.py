@@ -8,14 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._words import logger
-from granular.aio.bags.identity import FileIdentity, check_files
-from granular.aio.bags.index_cache import FolderState, Snapshot
+from granular.aio.bags.identity import FileIdentity, Identity, check_files
+from granular.aio.bags.index_cache import FolderState, Proof, Snapshot
 from granular.aio.datasets.codec import Field
 from granular.aio.datasets.columns import Columns, Mask
+from granular.aio.datasets.comparison import Pins, find_moved, is_shard_unchanged
 from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.paths.path import Path
+from granular.aio.runtime.immediate import Rest, is_immediate
+from granular.aio.runtime.pools import threads
 from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.threads import start_inline
 from granular.errors import GranularError, ObjectChangedError
 from granular.formats.layout import shard_name
 from granular.indexing import Ints
@@ -51,14 +55,19 @@ class IndexedShards:
         # Shards that may have been replaced since the index was built: all of them, until they are compared. A later
         # replacement is an error, as without an index.
         self.unchecked: NDArray[np.bool_] = np.ones(len(numbers), np.bool_)
+        # The versions of the bags of shards that were moved: as they were found when the dataset was opened, or else
+        # when the shard was compared.
+        self.pins: dict[int, Pins] = {}
+        # True if a shard was moved: then each of the others is compared before it is read, not meanwhile.
+        self.moved: bool = False
         self._warned = False
 
     def copy(self) -> 'IndexedShards':
         """Return independently closable shards that share the index."""
         shards = copy.copy(self)
         shards.own = {i: dataset.copy() for i, dataset in self.own.items()}
-        shards._made = {i: dataset.copy() for i, dataset in self._made.items()}
-        shards._columns = {}
+        shards._made = {i: dataset.copy() for i, dataset in self._made.items() if not self.unchecked[i]}
+        shards._columns, shards.pins = {}, dict(self.pins)
         # A shard that one of them reads by its own tables from now on may be the indexed one in the other.
         shards.unchecked = self.unchecked.copy()
         return shards
@@ -77,7 +86,9 @@ class IndexedShards:
         dataset = self.own.get(position) or self._made.get(position)
         if dataset is None:
             dataset = self._create(self._shard_name(position))
-            dataset.open_indexed(self.index, int(self._numbers[position]), self._fields)
+            proof = _Comparison(self, position) if self.moved and self.unchecked[position] else None
+            pins = self.pins.get(position)
+            dataset.open_indexed(self.index, int(self._numbers[position]), self._fields, pins, proof)
             self._made[position] = dataset
         return dataset
 
@@ -102,12 +113,40 @@ class IndexedShards:
         for dataset in self.own.values():
             self._check_spec(dataset)
 
-    async def open_like(self, expected: Mapping[str, FileIdentity]) -> None:
-        """Open the shards by their own tables whose tables a reader told by versions, which the index does not have."""
-        by_version = {file.rpartition('/')[0] for file, told in expected.items() if told.table and not told.has_digest}
+    async def open_like(self, expected: Identity) -> None:
+        """Open the shards by their own tables whose tables a reader told by versions, which the index does not have.
+
+        Those that the reader found to be copies of those in the index are read in the versions that it told.
+        """
+        if expected.host == Identity.of([self._directory.store], {}).host:
+            for i in np.flatnonzero(self.unchecked).tolist():
+                self._adopt_told(i, expected.files)
+        files = expected.files.items()
+        by_version = {file.rpartition('/')[0] for file, told in files if told.table and not told.has_digest}
         own = [i for i in range(len(self)) if i not in self.own and self._shard_name(i) in by_version]
-        for i, dataset in zip(own, await gather([self._open(i) for i in own]), strict=True):
-            self.own[i] = dataset
+        await self._open_again(own, are_checked=False)
+
+    def _adopt_told(self, position: int, expected: Mapping[str, FileIdentity]) -> None:
+        number, name = int(self._numbers[position]), self._shard_name(position)
+        told = [expected.get(f'{name}/{key}.bag') for key in self.index.keys]
+        digests, states = self.index.digests(number), [self.index.bag(number, key) for key in self.index.keys]
+        rows = zip(told, digests.values(), states, strict=True)
+        if any(one is None or (one.size, one.table) != (state.size, digest) for one, digest, state in rows):
+            return
+        pins = [one.version for one in told if one is not None]
+        known = all(pin or not size for pin, size in zip(pins, self.index.bag_sizes(number), strict=True))
+        # The versions of the index may be those of a shard that the reader had not compared.
+        if known and pins != [state.pin for state in states] and self.pins.get(position, pins) == pins:
+            self._adopt(position, pins)
+
+    def note_moved(self, moved: Mapping[int, Pins | None]) -> None:
+        """Note which shards, by number, were moved, after all were compared by their sizes, versions and times."""
+        self.unchecked[:] = False
+        for i, number in enumerate(self._numbers.tolist()):
+            if number in moved:
+                self.unchecked[i] = self.moved = True
+                if (pins := moved[number]) is not None:
+                    self.pins[i] = pins
 
     async def read_extras(self) -> None:
         """Read what ``cache_keys`` and ``verify`` need in memory."""
@@ -140,9 +179,22 @@ class IndexedShards:
         """Return the identities of all bags, by shard and file name."""
         out = {}
         for i, number in enumerate(self._numbers.tolist()):
-            files = self.own[i].files() if i in self.own else self.index.file_identities(number)
+            files = self.own[i].files() if i in self.own else self._identities(i)
             out.update({f'{shard_name(number)}/{file}': identity for file, identity in files.items()})
         return out
+
+    def _identities(self, position: int) -> dict[str, FileIdentity]:
+        number = int(self._numbers[position])
+        files = self.index.file_identities(number)
+        if not self.moved or (position not in self.pins and not self.unchecked[position]):
+            return files
+        unknown: Pins = [None] * len(files)
+        digests = dict.fromkeys(self.index.keys, '') if self.unchecked[position] else self.index.digests(number)
+        pins = self.pins.get(position, unknown)
+        return {
+            name: FileIdentity(file.size, pin, digest)
+            for (name, file), pin, digest in zip(files.items(), pins, digests.values(), strict=True)
+        }
 
     def states(self) -> dict[int, FolderState] | None:
         """Return the states of the shards that were opened by their own tables; None unless all are complete."""
@@ -160,13 +212,20 @@ class IndexedShards:
 
     async def read(self, positions: Ints, reading: Coroutine[Any, Any, T]) -> T:
         """Return the result of a coroutine that reads shards, of which each is compared with the index once. Raise
-        ``ObjectChangedError`` if one was replaced: call ``replace``, and read again.
+        ``ObjectChangedError`` if one is another one: call ``replace``, and read again.
         """
-        if self.unchecked[positions].any():
-            both: list[Any] = await gather([reading, self._check(positions.tolist())])
-            values: T = both[0]
-            return values
-        return await reading
+        if not self.unchecked[positions].any():
+            return await reading
+        if self.moved:
+            try:
+                await self._check(positions.tolist())
+            except BaseException:
+                reading.close()
+                raise
+            return await reading
+        both: list[Any] = await gather([reading, self._check(positions.tolist())])
+        values: T = both[0]
+        return values
 
     # --- shards that were replaced
 
@@ -187,29 +246,66 @@ class IndexedShards:
     async def find_replaced(self, positions: Iterable[int]) -> list[int]:
         """Return the shards that are not those in the index. Each is compared once."""
         unchecked = [i for i in positions if self.unchecked[i] and i not in self.own]
-        replaced = await gather([self._differs(i) for i in unchecked])
-        self.unchecked[unchecked] = replaced
-        return [i for i, is_replaced in zip(unchecked, replaced, strict=True) if is_replaced]
+        if self.moved and self._directory.store.local and len(unchecked) > 1 and not is_immediate():
+            # Files are compared in one thread, which takes less than a hop to a thread for each.
+            rest = await start_inline(lambda: gather([self._is_indexed(i) for i in unchecked]), threads())
+            found = await rest if isinstance(rest, Rest) else rest
+        else:
+            found = await gather([self._is_indexed(i) for i in unchecked])
+        return [i for i, is_indexed in zip(unchecked, found, strict=True) if not is_indexed]
 
-    async def _check(self, positions: Iterable[int]) -> None:
-        if replaced := await self.find_replaced(positions):
+    async def _check(self, positions: Sequence[int]) -> None:
+        before = [self._columns.get(i) for i in positions]
+        replaced = await self.find_replaced(positions)
+        if replaced or any(self._columns.get(i) is not columns for i, columns in zip(positions, before, strict=True)):
+            others = replaced or positions
             raise ObjectChangedError(
-                f'{self._name}: {len(replaced)} shards were replaced since its index was built, such as '
-                f'{self._shard_name(replaced[0])}'
+                f'{self._name}: {len(others)} shards are not those in its index, such as {self._shard_name(others[0])}'
             )
 
-    async def _differs(self, position: int) -> bool:
-        return await self.index.is_shard_replaced(self._directory, int(self._numbers[position]))
+    async def _is_indexed(self, position: int, is_changed: bool = False) -> bool:
+        """Return whether an unchecked shard is the one in the index, or a copy of it, whose versions are read then."""
+        number, seen = int(self._numbers[position]), self.pins.get(position)
+        if not self.moved and not is_changed and await is_shard_unchanged(self.index, self._directory, number):
+            self.unchecked[position] = False
+            return True
+        pins = await find_moved(self.index, self._directory, number, seen)
+        if pins is None:
+            return False
+        self._adopt(position, pins)
+        return True
 
-    async def replace(self, positions: Sequence[int]) -> bool:
+    def _adopt(self, position: int, pins: Pins) -> None:
+        """Read a shard that was moved in the versions that were found."""
+        dataset = self._made.get(position)
+        if dataset is not None and self.pins.get(position) == pins:
+            dataset.confirm()
+        else:
+            self._made.pop(position, None)
+            self._columns.pop(position, None)
+        self.pins[position], self.moved = pins, True
+        self.unchecked[position] = False
+
+    async def compared(self, position: int) -> Dataset:
+        """Return a shard after it was compared with the index."""
+        if replaced := await self.find_replaced([position]):
+            await self.replace(replaced)
+        return self[position]
+
+    async def replace(self, positions: Sequence[int], columns: Sequence[Columns] = ()) -> bool:
         """Open shards by their own tables if they are not those in the index, or if its pages can no longer be read.
-        Return whether there were any. Raise ``ObjectChangedError`` if such a shard has another number of datapoints, or
-        was replaced since it was compared, or if the index was replaced, too: other shards would be those of the former
-        dataset.
+
+        Return whether there were any, or whether they have other columns now than those that were read. Raise
+        ``ObjectChangedError`` if such a shard has another number of datapoints, or was replaced since it was compared,
+        or if the index was replaced, too: other shards would be those of the former dataset.
         """
+        if columns and columns != self.columns(positions):
+            return True
         indexed = [i for i in positions if i not in self.own]
         changed = await gather([self._is_replaced(i) for i in indexed])
         stale = [i for i, is_replaced in zip(indexed, changed, strict=True) if is_replaced and self.unchecked[i]]
+        if columns and not stale and columns != self.columns(positions):
+            return True
         if not stale and (any(changed) or self.index.in_memory):
             return False
         is_replaced = await self.index.is_replaced()
@@ -220,25 +316,37 @@ class IndexedShards:
                 f'{self._name}: was written anew since it was opened, or its index was: shard '
                 f'{self._shard_name(stale[0])} is not the one that was opened: open a new reader'
             )
+        await self._open_again(stale or indexed, are_checked=not stale)
         stale = stale or indexed
-        for i, dataset in zip(stale, await gather([self._open(i) for i in stale]), strict=True):
-            self.own[i] = dataset
-            self._columns.pop(i, None)
         if stale:
             name = self._shard_name(stale[0])
             self.warn(f'{len(stale)} of {len(positions)} shards that were read were replaced, such as {name}')
         return bool(stale)
 
     async def _is_replaced(self, position: int) -> bool:
+        is_changed = False
         try:
             await check_files([file for bag in self[position].columns.all_bags.values() for file in bag.files])
         except ObjectChangedError:
-            return True
+            is_changed = True
         except self._directory.store.absent:
-            return True
-        return await self._differs(position)
+            is_changed = True
+        if self.unchecked[position]:
+            return not await self._is_indexed(position, is_changed)
+        if is_changed or position in self.pins:
+            return is_changed
+        return not await is_shard_unchanged(self.index, self._directory, int(self._numbers[position]))
 
-    async def _open(self, position: int) -> Dataset:
+    async def _open_again(self, positions: Sequence[int], are_checked: bool) -> None:
+        """Open shards by their own tables in place of those in the index, unless another read has done so."""
+        positions = [i for i in positions if i not in self.own]
+        opening = [self._open(i, are_checked or i in self.pins) for i in positions]
+        for i, dataset in zip(positions, await gather(opening), strict=True):
+            self.own[i] = dataset
+            self.unchecked[i] = False
+            self._columns.pop(i, None)
+
+    async def _open(self, position: int, is_checked: bool) -> Dataset:
         number, dataset = int(self._numbers[position]), self._create(self._shard_name(position))
         await dataset.open_unchanged()
         self._check_spec(dataset)
@@ -248,9 +356,31 @@ class IndexedShards:
                 f'{dataset.name}: was replaced since the index of {self._name} was built: expected {expected} '
                 f'datapoints, got {actual}: {_REMEDY}'
             )
-        if not self.unchecked[position]:
-            before = self.index.file_identities(number)
+        if is_checked:
+            before = self._identities(position)
             # The limits were compared by the times of their files, as not every reader holds them.
             if any(not before[name]._replace(table='').is_same(file) for name, file in dataset.files().items()):
                 raise ObjectChangedError(f'{dataset.name}: was replaced while it was being read: open a new reader')
         return dataset
+
+
+class _Comparison(Proof):
+    """Proof that a shard, which was moved, has the limits and references of the index."""
+
+    covers_tables = True
+
+    def __init__(self, shards: IndexedShards, position: int) -> None:
+        self._shards, self._position = shards, position
+
+    @property
+    def is_missing(self) -> bool:
+        return bool(self._shards.unchecked[self._position])
+
+    async def forget(self) -> None:
+        pass
+
+    async def take(self) -> None:
+        if await self._shards.find_replaced([self._position]):
+            raise self._shards.outdated(
+                ObjectChangedError(f'{self._shards[self._position].name}: was replaced since it was opened')
+            )

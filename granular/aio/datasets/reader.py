@@ -1,8 +1,8 @@
 """Read datasets of either layout. docs/format.md describes the files."""
 
 import abc
-from collections.abc import Sequence
-from typing import Any, Self, SupportsIndex, overload
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Final, Self, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
-from granular.aio.bags.records import FEW, Adjacent, proofs_of
+from granular.aio.bags.records import FEW, Adjacent
 from granular.aio.datasets.array_table import ArrayTable, record_sizes
 from granular.aio.datasets.codec import Decoders, Field, raw
 from granular.aio.datasets.columns import (
@@ -31,13 +31,15 @@ from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import check_open, ensure_open
-from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores.fanout import once_more
 from granular.errors import InvalidArgumentError, NotFoundError, ObjectChangedError
 from granular.indexing import Ints, index_of, indices_of
 from granular.metrics import timing
+
+# Types of values of any kind, of which some may be None.
+_ANY: Final = ('msgpack', 'json', 'tree')
 
 
 class DatapointReader(PinnedSource[Datapoint_co]):
@@ -79,6 +81,10 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         """Return the values of datapoints, at least one, by field; and the position of each datapoint in what was
         requested, None if they are in that order.
         """
+
+    @abc.abstractmethod
+    async def _prove(self, positions: Ints) -> None:
+        """Compare what datapoints are read from with the index that it was opened by, if that is still to be done."""
 
     @abc.abstractmethod
     def _size(self, mask: Mask) -> int:
@@ -182,8 +188,10 @@ class DatapointReader(PinnedSource[Datapoint_co]):
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""
         await self._ensure_open()
-        columns, position = self._find(index)
-        return await columns.available(position)
+        position = index_of(index, len(self), self._name)
+        await self._prove(np.array([position]))
+        columns, number = self._find(position)
+        return await columns.available(number)
 
     async def sizes(self, key: str) -> Ints:
         """Return the size of a value in each datapoint, without reading the values.
@@ -200,6 +208,7 @@ class DatapointReader(PinnedSource[Datapoint_co]):
           InvalidArgumentError: for a type whose sizes are not known, or arrays of several dtypes or shapes.
         """
         await self._ensure_open()
+        await self._prove(np.arange(len(self)))
         shards = self._all_columns()
         (choice,) = shards[0].choose((key,))
         field = choice.field
@@ -226,6 +235,14 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         except (ObjectChangedError, NotFoundError):
             self._tables.pop(key, None)
             return None  # a shard may be read by its own tables
+
+    async def _nullable_keys(self, mask: Collection[str] | None) -> frozenset[str]:
+        await self._ensure_open()
+        return frozenset(
+            field.key
+            for field in fields_read(self)
+            if field.kind in _ANY and field.fn is formats.decoders[field.kind] and (mask is None or field.key in mask)
+        )
 
     async def _reading(self) -> tuple[int, bool]:
         return self.size, self.directory.store.local
@@ -256,6 +273,8 @@ class DatasetReader(DatapointReader[Datapoint_co]):
             labels = await reader.fetch([3, 1, 41], mask=('label',))
     """
 
+    _compared: Callable[[], Coroutine[Any, Any, Dataset]] | None = None  # returns it once compared with an index
+
     def __init__(
         self,
         directory: AnyPath,
@@ -281,12 +300,10 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         return Identity.of([self.directory.store], self._dataset.files())
 
     async def _identify(self) -> None:
-        # A cache that has all values reads nothing, and would not notice that the dataset was replaced.
-        proofs = proofs_of(self._dataset.columns.all_bags.values())
-        await gather([proof.take() for proof in proofs if proof.is_missing])
+        await self._dataset.identify()
 
     def identity(self) -> tuple[Any, ...]:
-        versions = {key: bag.versions for key, bag in self._dataset.columns.all_bags.items()}
+        versions = {key: bag.identity().told for key, bag in self._dataset.columns.all_bags.items()}
         keys = [choice.field.key for choice in self._dataset.columns.choices]
         return self.directory.store.fingerprint, self._name, self.spec, versions, keys
 
@@ -340,7 +357,13 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         columns = self._dataset.columns
         return columns, index_of(index, columns.length, self._name)
 
+    async def _prove(self, positions: Ints) -> None:
+        if self._compared is not None:
+            self._dataset = (await self._compared()).copy()
+            self._compared = None
+
     async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
+        await self._prove(positions)
         return await read_columns(Picks.of(self._dataset.columns, positions), choices), None
 
     def copy(self) -> Self:
@@ -348,9 +371,12 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         return self._copied(_dataset=self._dataset.copy(), _tables={})
 
 
-def reader_of(dataset: Dataset, options: OpenOptions) -> DatasetReader:
+def reader_of(
+    dataset: Dataset, options: OpenOptions, compared: Callable[[], Coroutine[Any, Any, Dataset]] | None = None
+) -> DatasetReader:
+    """Return a reader of an open dataset; ``compared`` returns it, before its first read, once it was compared."""
     reader = DatasetReader(dataset.directory, **options._asdict())
-    reader._dataset, reader._state = dataset.copy(), 'open'
+    reader._dataset, reader._state, reader._compared = dataset.copy(), 'open', compared
     return reader
 
 
@@ -391,8 +417,10 @@ async def fetch_buffers(
 ) -> dict[str, list[Any] | Adjacent]:
     """Return the values of consecutive datapoints as ``read_buffers`` does."""
     await ensure_open(reader)
+    positions = indices_of(indices, len(reader), reader._name)
+    await reader._prove(positions)
     columns = columns_of(reader)
-    return await read_buffers(columns, indices_of(indices, columns.length, columns.name), columns.choose(mask))
+    return await read_buffers(columns, positions, columns.choose(mask))
 
 
 def _reorder(values: list[Any], order: Ints | None) -> list[Any]:

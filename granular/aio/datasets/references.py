@@ -10,6 +10,8 @@ from granular.aio.bags.records import Rows, read_records
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.fanout import once_more
 from granular.errors import CorruptDatasetError, OutOfRangeError
+from granular.formats.bit_packing import pack
+from granular.formats.dataset_index import ANY, RUNS, SAME
 from granular.formats.layout import Spec, is_sequence, unpack_refs
 from granular.indexing import Ints, cut_into
 
@@ -41,6 +43,25 @@ class References:
         same = [not is_sequence(kind) and np.array_equal(firsts[i], indices) for i, kind in enumerate(spec.values())]
         return cls([None if omitted else (firsts[i].copy(), counts[i].copy()) for i, omitted in enumerate(same)])
 
+    def pack(self, spec: Spec) -> tuple[list[int], list[list[bytes]]]:
+        """Return the kind of the references of each key, and the pages of two tables for each, as in an index."""
+        kinds: list[int] = []
+        tables: list[list[bytes]] = []
+        for kind, pair in zip(spec.values(), self.tables, strict=True):
+            if pair is None:
+                kinds.append(SAME)
+                tables += [[], []]
+                continue
+            firsts, counts = (column.astype(np.int64) for column in pair)
+            ends = np.cumsum(counts)
+            if is_sequence(kind) and ((firsts == ends - counts) | (counts == 0)).all():
+                kinds.append(RUNS)
+                tables += [pack(np.append(0, ends)), []]
+            else:
+                kinds.append(ANY)
+                tables += [pack(_extended(firsts)), pack(_extended(counts))]
+        return kinds, tables
+
     def at(self, indices: Ints) -> tuple[Ints, Ints]:
         """Return the first record and the number of records, both of shape (datapoints, keys)."""
         firsts = np.empty((len(indices), len(self.tables)), np.int64)
@@ -54,6 +75,11 @@ class References:
     def at_one(self, index: int) -> list[tuple[int, int]]:
         """Return the first record and the number of records of each key of one datapoint."""
         return [(index, 1) if table is None else (int(table[0][index]), int(table[1][index])) for table in self.tables]
+
+
+def _extended(numbers: Ints) -> Ints:
+    """Return numbers with the last one repeated, as a table has one number more than records."""
+    return np.append(numbers, numbers[-1:] if len(numbers) else 0)
 
 
 def unpack_rows(rows: Rows, records: list[bytes], spec: Spec) -> tuple[Ints, Ints]:

@@ -11,6 +11,7 @@ from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.appending import finished_shards
 from granular.aio.datasets.columns import Columns, Mask
+from granular.aio.datasets.comparison import Pins, compare
 from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions, all_or_none, join_tables
 from granular.aio.datasets.index import DatasetIndex
@@ -68,7 +69,7 @@ class ListedShards(tuple[Dataset, ...]):
     async def read(self, positions: Ints, reading: Coroutine[Any, Any, T]) -> T:
         return await reading
 
-    async def replace(self, positions: Sequence[int]) -> bool:
+    async def replace(self, positions: Sequence[int], columns: Sequence[Columns] = ()) -> bool:
         """Return False: the replacement of a shard is an error."""
         return False
 
@@ -82,7 +83,9 @@ class SharedIndex(NamedTuple):
     tables: DatasetIndex
     numbers: list[int]  # of all shards
     states: Mapping[int, FolderState]  # of the shards that are read by their own tables, by position
-    unchecked: NDArray[np.bool_]  # as in ``IndexedShards``
+    unchecked: NDArray[np.bool_]  # as in ``IndexedShards``, as the others
+    pins: Mapping[int, Pins]
+    moved: bool
 
 
 class ShardOpener:
@@ -119,7 +122,9 @@ class ShardOpener:
         """Return the state of open shards for copies of the reader in worker processes; None unless it is complete."""
         if isinstance(shards, IndexedShards):
             own = shards.states()
-            return None if own is None else SharedIndex(shards.index, self.numbers, own, shards.unchecked)
+            if own is None:
+                return None
+            return SharedIndex(shards.index, self.numbers, own, shards.unchecked, shards.pins, shards.moved)
         states = shards.states()
         return None if states is None else shards[0].columns.snapshot or Snapshot('', states)
 
@@ -238,16 +243,16 @@ class ShardOpener:
         if index is None:
             return False
         if shared is None:
-            numbers, stale = await index.compare(self._directory)
+            numbers, stale, moved = await compare(index, self._directory)
             if not numbers or (stale is not None and len(stale) == len(index)):
                 logger.warning(
-                    'the index of %s is outdated: all of its shards were replaced, or it was copied: they are read by '
-                    'their own tables: run `granular index` on it',
+                    'the index of %s is outdated: all of its shards were replaced: they are read by their own tables: '
+                    'run `granular index` on it',
                     self._name,
                 )
                 return False
         else:
-            numbers, stale = shared.numbers, None
+            numbers, stale, moved = shared.numbers, None, {}
         spec, layout = index.directory.spec, index.directory.layout
         fields = self._options.fields(spec, layout, self._name)
         existing, numbers = len(numbers), self._without_empty(numbers)
@@ -258,16 +263,18 @@ class ShardOpener:
         has_extras = bool(set(self._options.cache_keys) - {'refs'}) or self._options.verify
         if shared is None:
             if stale is not None:
-                shards.unchecked[:] = False
-            else:
-                described = np.flatnonzero(chosen < len(index)).tolist()
-                stale = chosen[await shards.find_replaced(described if has_extras else [])]
+                shards.note_moved(moved)
+            if has_extras or stale is None:
+                described = np.flatnonzero((chosen < len(index)) & ~np.isin(chosen, stale if stale is not None else []))
+                found = chosen[await shards.find_replaced(described.tolist() if has_extras else [])]
+                stale = found if stale is None else np.union1d(stale, found)
             own = np.flatnonzero((chosen >= len(index)) | np.isin(chosen, stale)).tolist()
             if len(stale) or existing != len(index):
                 shards.warn(f'{len(stale)} of its {len(index)} shards were replaced, and there are {existing} now')
             await shards.open_own(own)
         else:
-            shards.unchecked[:] = shared.unchecked
+            shards.unchecked[:], shards.moved = shared.unchecked, shared.moved
+            shards.pins.update(shared.pins)
             await shards.open_own(shared.states, shared.states)
         if has_extras:
             await shards.read_extras()

@@ -1,5 +1,6 @@
 """Read sharded datasets: one folder per shard, each a dataset of its own."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Self, SupportsIndex
 
@@ -73,8 +74,6 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         self._starts = self._stops = np.zeros(0, np.int64)
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self._state == 'open' and isinstance(self._shards, ListedShards):  # compared by their own tables
-            return (self.directory,), {**self._options._asdict(), **self._choice, 'index': False}
         return (self.directory,), {**self._options._asdict(), **self._choice}
 
     def _pickled(self) -> dict[str, Any]:
@@ -90,7 +89,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
     async def _open(self) -> None:
         self._shards = await self._opener.open(self._shared, self._count)
         if isinstance(self._shards, IndexedShards) and self._expected is not None:
-            await self._shards.open_like(self._expected.files)
+            await self._shards.open_like(self._expected)
         own = self._shards.own.values() if isinstance(self._shards, IndexedShards) else self._shards
         bags = {file: bag for shard in own for file, bag in shard.bags_by_file(f'{shard.directory.name}/').items()}
         await read_digests(bags, self._expected)
@@ -109,8 +108,13 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         # A state fits every series of equal length, of which each host may have its own.
         return self.nbytes(mask) if self._choice['shardstep'] == 1 else None
 
+    async def _prove(self, positions: Ints) -> None:
+        await compare_shards(self, np.unique(self._stops.searchsorted(positions, side='right')).tolist())
+
     async def _identify(self) -> None:
-        await gather([reader._identify() for reader in self.readers])
+        await compare_shards(self)
+        own = self._shards.own.values() if isinstance(self._shards, IndexedShards) else self._shards
+        await gather([dataset.identify() for dataset in own])
 
     def identity(self) -> list[Any]:
         return [reader.identity() for reader in self.readers]
@@ -128,7 +132,12 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
     def readers(self) -> list[DatasetReader]:
         """Readers of the shards."""
         self._check_open()
-        return [reader_of(dataset, self._options) for dataset in self._shards]
+        if isinstance(shards := self._shards, ListedShards):
+            return [reader_of(dataset, self._options) for dataset in shards]
+        return [
+            reader_of(shards[i], self._options, functools.partial(shards.compared, i) if unchecked else None)
+            for i, unchecked in enumerate(shards.unchecked.tolist())
+        ]
 
     def __len__(self) -> int:
         self._check_open()
@@ -169,7 +178,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
             try:
                 return await self._shards.read(numbers, read_columns(picks, choices)), order
             except (ObjectChangedError, NotFoundError):
-                if not await self._shards.replace(used):
+                if not await self._shards.replace(used, picks.datasets):
                     raise
 
 
@@ -196,5 +205,9 @@ async def compare_shards(reader: AnyReader, positions: Iterable[int] | None = No
     """
     if (indexed := indexed_shards_of(reader)) is None:
         return False
-    replaced = await indexed.find_replaced(range(len(indexed)) if positions is None else positions)
-    return bool(replaced) and await indexed.replace(replaced)
+    used = list(range(len(indexed)) if positions is None else positions)
+    columns = indexed.columns(used)
+    replaced = await indexed.find_replaced(used)
+    if replaced:
+        await indexed.replace(replaced)
+    return columns != indexed.columns(used)

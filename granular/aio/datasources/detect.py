@@ -1,12 +1,14 @@
 """Find out the format of files, and open their reader."""
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from granular import formats
 from granular._other_names import answering
+from granular._plugins import plugin
 from granular._words import counted
 from granular.aio.bags.reader import BagReader
 from granular.aio.datasets.index import index_path
@@ -18,12 +20,14 @@ from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource, f
 from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, no_split, of_pattern
 from granular.aio.datasources.discovery.names import ENDINGS, format_of, kind_of
 from granular.aio.datasources.indexed_files import IndexedFiles, files_of
+from granular.aio.datasources.megatron.source import MegatronDataSource, index_beside
 from granular.aio.datasources.parquet.source import ParquetDataSource
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.webdataset.source import WebDatasetDataSource
 from granular.aio.paths.path import Path, has_optional, is_pattern
 from granular.aio.runtime.lifecycle import ensure_open, opening
 from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.threads import offload
 from granular.aio.stores import Entry
 from granular.aio.stores.local.writing import final_name
 from granular.errors import AccessDeniedError, InvalidArgumentError, NotFoundError
@@ -38,6 +42,7 @@ CLASSES: Final[Mapping[str, Any]] = {
     'arrayrecord': ArrayRecordDataSource,
     'webdataset': WebDatasetDataSource,
     'tfrecord': TFRecordDataSource,
+    'megatron': MegatronDataSource,
 }
 """The readers of files by their format, of which ``ENDINGS`` has the ends of their names."""
 
@@ -76,9 +81,11 @@ async def open(  # noqa: A001
     ``*.parquet``, ``*.pq``                                 `ParquetDataSource`
     ``*.tar``                                               `WebDatasetDataSource`
     ``*.tfrecord``, ``*.tfrecords``                         `TFRecordDataSource`
+    ``*.idx`` beside ``*.bin``                              `MegatronDataSource`
     ======================================================  =======================
 
-    The last four are also opened from a folder that has files of one of these formats, at any depth, from a pattern
+    Other packages can add formats by the suffix of names (``granular.sources``, an entry point).
+    The last five are also opened from a folder that has files of one of these formats, at any depth, from a pattern
     such as ``s3://bucket/train-*.tar``, ``train-{000..127}.tar`` or ``{a,b}.tar``, and from a sequence of files;
     several files are sorted by name, unless they are given as a sequence. What exists under a name such as ``x[1].tar``
     is opened; only otherwise is the name a pattern. Of names such as ``train.tfrecord-00000-of-00010`` in a folder or
@@ -88,8 +95,8 @@ async def open(  # noqa: A001
       path: a file, a folder, a pattern or a sequence of files.
       decoders: the decoder of each type, or for tar files of each suffix; None for raw bytes. Records of bags,
         ArrayRecord and TFRecord files are always bytes, rows of Parquet files always values.
-      format: ``'parquet'``, ``'arrayrecord'``, ``'webdataset'`` or ``'tfrecord'``, if names do not tell, or if there
-        are files of several.
+      format: ``'parquet'``, ``'arrayrecord'``, ``'webdataset'``, ``'tfrecord'`` or ``'megatron'``, if names do not
+        tell, or if there are files of several.
       split: the split to read, such as ``'train'``, of a folder or pattern that has files of several.
       fs: the file system of fsspec that the path belongs to, as for :class:`granular.Path`.
       options: further arguments of the reader, such as ``cache_keys``, ``verify`` or ``columns``.
@@ -99,6 +106,8 @@ async def open(  # noqa: A001
       InvalidArgumentError: if there are files of several formats, splits or generations, or the reader does not take an
         option.
     """
+    if (opener := _of_others(path, format)) is not None:
+        return await offload(functools.partial(opener, path, **options))
     if format is not None and format not in CLASSES:
         raise InvalidArgumentError(f'format: expected one of {", ".join(CLASSES)}, got {format!r:.100}')
     _refuse_options(path, options)
@@ -123,12 +132,24 @@ async def open(  # noqa: A001
         if has_spec or has_index:
             _refuse_split(split, f'{folder}')
             return await _open(DatasetReader if has_spec else ShardedDatasetReader, folder, decoders, options)
+    elif format == 'megatron' and (index := await index_beside(folder)) is not None:
+        _refuse_split(split, f'{folder}')
+        return await _open_files([index], f'{index}', format, decoders, options)
     elif not (await folder.stat()).is_dir:
         _refuse_split(split, f'{folder}')
         if folder.suffix == '.bag' and format is None:
             return await _open(BagReader, folder, decoders, options)
         return await _open_files([folder], f'{folder}', format, decoders, options)
     return await _open_folder(folder, format, split, decoders, options)
+
+
+def _of_others(path: Paths, format: str | None) -> Any:
+    """Return the function of another package that opens files of a format, or with the suffix of a name."""
+    if format is not None or isinstance(path, list | tuple):
+        return None if format is None or format in CLASSES else plugin('granular.sources', format)
+    name = Path(path).name
+    suffix = '' if format_of(name) else Path(path).suffix.removeprefix('.')
+    return None if suffix in ('', 'bag') else plugin('granular.sources', suffix)
 
 
 def _refuse_options(path: Paths, options: Mapping[str, Any]) -> None:
@@ -164,6 +185,8 @@ async def _open_folder(
     try:
         entries = [entry async for entry in folder.store.scan(folder.key)]
     except NotFoundError:
+        if (opened := await _open_beside(folder, format, split, decoders, options)) is not None:
+            return opened
         if await folder.is_file():
             raise _unknown(folder) from None
         raise
@@ -177,6 +200,8 @@ async def _open_folder(
             _refuse_split(split, f'{folder}')
             return await _open(DatasetReader if is_dataset else ShardedDatasetReader, folder, decoders, options)
     if not entries:
+        if (opened := await _open_beside(folder, format, split, decoders, options)) is not None:
+            return opened
         if await folder.is_file():  # a bucket lists no folder behind the name of an object
             raise _unknown(folder)
         raise _nothing(folder, [])
@@ -189,6 +214,16 @@ async def _open_folder(
     if found.format not in CLASSES:
         raise _nothing(folder, names)
     return await _open_found(found, decoders, options)
+
+
+async def _open_beside(
+    path: Path, format: str | None, split: str | None, decoders: Any, options: dict[str, Any]
+) -> Opened | None:
+    """Open a dataset of Megatron by its data, or by what its two names begin with; None if there is none."""
+    if format is not None or (index := await index_beside(path)) is None:
+        return None
+    _refuse_split(split, f'{path}')
+    return await _open_files([index], f'{index}', format, decoders, options)
 
 
 def _nothing(folder: Path, names: Sequence[str]) -> NotFoundError:

@@ -7,7 +7,7 @@ from typing import Any, Generic, Self, SupportsIndex, overload
 import numpy as np
 
 from granular._typing import Datapoint_co
-from granular.aio.bags.identity import FileIdentity, Identity, PinnedSource
+from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.datasources.arguments import Mask, Paths, names_in
 from granular.aio.datasources.discovery.discover import Files
 from granular.aio.datasources.scanning import Index, forget_indices
@@ -76,6 +76,11 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     def _take(self, files: Files) -> None:
         self._files, self.paths = files, files.paths
 
+    @property
+    def _data_paths(self) -> Sequence[Path]:
+        """The files that have the datapoints; by default, they have the index as well."""
+        return self.paths
+
     def _pickled(self) -> dict[str, Any]:
         return super()._pickled() | ({'_file_indices': self._file_indices} if pickling_for_worker.get() else {})
 
@@ -85,7 +90,7 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     async def _open(self) -> None:
         given = self._files
         self._take(await given.resolved(self._format))
-        self._kept = [path.store.keep_open(path.key) for path in self.paths]
+        self._kept = [path.store.keep_open(path.key) for path in self._data_paths]
         if not self._file_indices:
             try:
                 indices = await self._read_file_indices()
@@ -102,9 +107,8 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
         return self._identity_of(self._file_indices)
 
     def _identity_of(self, indices: Sequence[Index]) -> Identity:
-        opened = zip(self.paths, indices, strict=True)
-        files = {str(path): FileIdentity(index.size, index.version) for path, index in opened}
-        return Identity.of([path.store for path in self.paths], files)
+        opened = zip(self._data_paths, indices, strict=True)
+        return Identity.of([path.store for path in self.paths], {str(path): index.identity for path, index in opened})
 
     async def _close(self) -> None:
         self._kept = []
@@ -121,8 +125,8 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     def identity(self) -> tuple[Any, ...]:
         """Return the files in order, each by store, address, bytes and version."""
         return tuple(
-            (path.store.fingerprint, str(path), index.size, FileIdentity(index.size, index.version).told)
-            for path, index in zip(self.paths, self._file_indices, strict=True)
+            (path.store.fingerprint, str(path), *index.identity.told)
+            for path, index in zip(self._data_paths, self._file_indices, strict=True)
         )
 
     def __len__(self) -> int:
@@ -145,7 +149,7 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
         groups = grouped(owners)
         reads = []
         for owner, own in groups:
-            path, index = self.paths[owner], self._file_indices[owner]
+            path, index = self._data_paths[owner], self._file_indices[owner]
             reads.append((path.store, Request(path.key, *limits(index, items[own]), index.version)))
         try:
             data = await read_files(reads)

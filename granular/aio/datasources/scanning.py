@@ -7,9 +7,10 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
+from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import cache_file_of, load_tables, remove_file, save_tables
 from granular.aio.paths.path import Path
-from granular.aio.reply import Reply, stands_in
+from granular.aio.reply import Reply
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
@@ -33,6 +34,10 @@ class FileIndex(abc.ABC):
     @property
     @abc.abstractmethod
     def length(self) -> int: ...
+
+    @property
+    def identity(self) -> FileIdentity:
+        return FileIdentity(self.size, self.version)
 
 
 Index = TypeVar('Index', bound=FileIndex)
@@ -103,18 +108,15 @@ async def _index_of(path: Path, kind: type[Index], scanner: type[HeaderScanner[I
     file = cache_file_of(path)
     if file is not None and (cached := await offload(load_tables, file, f'{path}', parse)) is not None:
         stat = await path.stat()
-        if _is_proof(cached.version) and (stat.size, stat.version) == (cached.size, cached.version):
+        before, now = FileIdentity(cached.size, cached.version), FileIdentity(stat.size, stat.version)
+        if before.is_proof and now.is_proof and before.is_same(now):
             return cached
     index = await _scan(path, scanner(f'{path}'))
-    if file is not None and _is_proof(index.version):
+    if file is not None and FileIdentity(index.size, index.version).is_proof:
         head = [getattr(index, field.name) for field in fields if field.type != Ints]
         tables = [getattr(index, field.name) for field in fields if field.type == Ints]
         await offload(save_tables, file, f'{path}', (head, [len(table) for table in tables]), tables)
     return index
-
-
-def _is_proof(version: str | None) -> bool:
-    return version is not None and not stands_in(version)
 
 
 async def _scan(path: Path, scanner: HeaderScanner[Index]) -> Index:

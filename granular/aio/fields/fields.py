@@ -32,12 +32,12 @@ from granular.metrics import DECODE, timed
 _DEEP: Final = 32  # maximum depth of nested wrappers of another library
 
 
-class FieldDataset(Elementless, Nested, abc.ABC):
+class KDDataset(Elementless, Nested, abc.ABC):
     """A dataset whose fields are methods; a :class:`ModeWrapper` calls those of the requested fields.
 
     ::
 
-        class Squares(FieldDataset):
+        class Squares(KDDataset):
             def __len__(self):
                 return 100
 
@@ -103,12 +103,12 @@ class FieldDataset(Elementless, Nested, abc.ABC):
         return f'{type(self).__qualname__}()'
 
 
-class FieldWrapper(FieldDataset):
+class KDWrapper(KDDataset):
     """A dataset that wraps another one: its own methods load some fields, the wrapped dataset loads all others.
 
     ::
 
-        class Normalized(FieldWrapper):
+        class Normalized(KDWrapper):
             async def getitem_image(self, index, ctx=None):
                 return (await self.dataset.getitem_image(index, ctx)) / 255
 
@@ -208,7 +208,7 @@ class Methods(Adapter):
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset)
-        self._wrapped = fields_of(dataset.dataset) if isinstance(dataset, FieldWrapper) else None
+        self._wrapped = fields_of(dataset.dataset) if isinstance(dataset, KDWrapper) else None
         # The name of the method for each field of the object itself, without those of a wrapped dataset.
         self.own: dict[str, str] = _methods(type(dataset))
         self.parents: tuple[Any, ...] = () if self._wrapped is None else (self._wrapped,)
@@ -218,13 +218,13 @@ class Methods(Adapter):
 
     @property
     def fields(self) -> tuple[str, ...] | None:
-        if isinstance(self.dataset, FieldDataset):
+        if isinstance(self.dataset, KDDataset):
             return self.dataset.fields
         return tuple(sorted(_all_methods(self.dataset)))
 
     def has(self, field: str) -> bool:
         """Return whether the field exists. Objects of other libraries may create its method dynamically."""
-        if isinstance(self.dataset, FieldDataset):
+        if isinstance(self.dataset, KDDataset):
             return super().has(field)
         return callable(getattr(self.dataset, ONE + field, None))
 
@@ -319,7 +319,7 @@ def fields_of(dataset: Any) -> Fields:
     core = inspect.getattr_static(dataset, 'aio', None)  # bypass __getattr__, which may delegate to a wrapped object
     if isinstance(core, Fields):
         return core
-    if isinstance(dataset, FieldDataset) or _all_methods(dataset):
+    if isinstance(dataset, KDDataset) or _all_methods(dataset):
         return Methods(dataset)
     lazy = any(isinstance(one, Source) for one in (dataset, core, getattr(dataset, 'node', None)))
     if lazy or takes_mask(dataset) or takes_mask(core):
@@ -332,7 +332,7 @@ def fields_of(dataset: Any) -> Fields:
 
 def is_blocking(dataset: Any) -> bool:
     """Return whether the fields of a dataset are loaded by blocking methods of its own."""
-    if not isinstance(dataset, FieldDataset):
+    if not isinstance(dataset, KDDataset):
         return False
     methods = (getattr(type(dataset), name) for name in _methods(type(dataset)).values())
     return not any(map(inspect.iscoroutinefunction, methods))

@@ -347,12 +347,12 @@ class OversamplingWrapper(_ByLabel):
         return f'OversamplingWrapper({self._strategy!r}, field={self._field!r}{describe_unlabeled(self._unlabeled)})'
 
 
-class FieldConcat(_Arranged):
+class KDConcatDataset(_Arranged):
     """Datasets of fields, concatenated. A batch fetches once from each dataset involved, concurrently.
 
     ::
 
-        dataset = FieldConcat([reader, ShuffleWrapper(reader, seed=0)])
+        dataset = KDConcatDataset([reader, ShuffleWrapper(reader, seed=0)])
 
     Attributes:
       datasets: the datasets, as they were passed. Attributes that pass through are those of the first one.
@@ -366,14 +366,14 @@ class FieldConcat(_Arranged):
     def __init__(self, datasets: Sequence[Any], balanced_sampling: bool = False) -> None:
         given = list(datasets) if isinstance(datasets, Iterable) else []
         if not given:
-            raise InvalidArgumentError(f'FieldConcat: expected one dataset or more, got {datasets!r:.100}')
+            raise InvalidArgumentError(f'KDConcatDataset: expected one dataset or more, got {datasets!r:.100}')
         super().__init__(given)
         self.datasets: list[Any] = [original(dataset) for dataset in given]
         positions = [Wrapped(range(len(part))) for part in self.parents]
         lengths = [len(part) for part in positions]
         if balanced_sampling and not all(lengths):
             raise InvalidArgumentError(
-                f'FieldConcat: expected datapoints in every dataset, got none in number {lengths.index(0)}'
+                f'KDConcatDataset: expected datapoints in every dataset, got none in number {lengths.index(0)}'
             )
         self._length = max(lengths) * len(lengths) if balanced_sampling else sum(lengths)
         self._chosen = Interleave(positions) if balanced_sampling else Concatenate(positions)
@@ -408,7 +408,7 @@ class FieldConcat(_Arranged):
         return [[row[i] for row in rows] for i in range(len(fields))]
 
     def describe(self) -> str:
-        return f'FieldConcat of {len(self.parents)}{", balanced" if isinstance(self._chosen, Interleave) else ""}'
+        return f'KDConcatDataset of {len(self.parents)}{", balanced" if isinstance(self._chosen, Interleave) else ""}'
 
 
 def _classes_of(dataset: Fields, names: Sequence[str]) -> list[int]:

@@ -208,7 +208,7 @@ class FolderCopy:
             self._listed.setdefault(self._folder_of(entry).key, {})[entry.key] = entry
         if name == 'spec.json':
             self._specs.append(entry)
-        elif name != INDEX or not self._target.store.local:  # an index names versions, which copies on a disk lack
+        else:
             await self.copy_file(entry)
 
     def _folder_of(self, entry: Entry) -> PurePath:

@@ -78,8 +78,8 @@ class DataLoader:
 
         loader = DataLoader(
             data_source=reader,
-            sampler=granular.IndexSampler(len(reader), shuffle=True, num_epochs=1, seed=0),
-            operations=[decode, granular.Batch(64, drop_remainder=True)],
+            sampler=granular.grain.samplers.IndexSampler(len(reader), shuffle=True, num_epochs=1, seed=0),
+            operations=[decode, granular.grain.transforms.Batch(64, drop_remainder=True)],
             worker_count=4,
         )
 
@@ -88,10 +88,11 @@ class DataLoader:
 
     Args:
       data_source: a reader, a list, or any other source.
-      sampler: order of the datapoints: an :class:`IndexSampler`, or an object with a :class:`RecordMetadata` for
-        each index, and an IndexError after the last. Without ``__len__``, the last index is found by bisection.
+      sampler: order of the datapoints: an :class:`~granular.grain.samplers.IndexSampler`, or an object with a
+        :class:`RecordMetadata` for each index, and an IndexError after the last. Without ``__len__``, the last index is
+        found by bisection.
       operations: transformations: functions, or objects with ``map``, ``map_with_index``, ``random_map``, ``filter`` or
-        ``flat_map``, and :class:`Batch`.
+        ``flat_map``, and :class:`~granular.grain.transforms.Batch`.
       worker_count: processes that read and compute; 0 to use threads of this process.
       worker_buffer_size: chunks that each worker may have ready.
       shard_options: part of the data for this process; by default that of the sampler.
@@ -102,13 +103,13 @@ class DataLoader:
     """
 
     @answering(
-        batch_size='operations=[granular.Batch(64)]',
+        batch_size='operations=[granular.grain.transforms.Batch(64)]',
         num_workers='worker_count',
         prefetch_factor='worker_buffer_size',
         pin_memory="granular.integrations.torch.Batches(loader, device='cuda'), which pins memory",
-        drop_last='operations=[granular.Batch(64, drop_remainder=True)]',
-        shuffle='sampler=granular.IndexSampler(len(source), shuffle=True, seed=0)',
-        collate_fn='operations=[granular.Batch(64, batch_fn=...)]',
+        drop_last='operations=[granular.grain.transforms.Batch(64, drop_remainder=True)]',
+        shuffle='sampler=granular.grain.samplers.IndexSampler(len(source), shuffle=True, seed=0)',
+        collate_fn='operations=[granular.grain.transforms.Batch(64, batch_fn=...)]',
         persistent_workers='nothing: the workers of an iteration end with it',
         dataset='data_source',
         **RANK_ARGUMENTS,
@@ -188,11 +189,11 @@ def load(
     worker_count: int | None = 0,
     read_options: ReadOptions | None = None,
 ) -> DataLoader:
-    """Load batches from a data source: a :class:`DataLoader` with an :class:`IndexSampler` and a :class:`Batch`.
+    """Load batches from a data source, by a ``DataLoader`` with an ``IndexSampler`` and a ``Batch``.
 
     ::
 
-        for batch in granular.load(reader, shuffle=True, seed=0, num_epochs=1, batch_size=64):
+        for batch in granular.grain.load(reader, shuffle=True, seed=0, num_epochs=1, batch_size=64):
             print(batch['label'])
 
     Iterate it with ``for`` or ``async for``. The order and the batches are those of ``grain.load``, which has the same
@@ -200,7 +201,7 @@ def load(
 
     Args:
       source: a reader, a list, or any other source with a length.
-      num_epochs, shuffle, seed, shard_options: as for :class:`IndexSampler`.
+      num_epochs, shuffle, seed, shard_options: as for :class:`~granular.grain.samplers.IndexSampler`.
       transformations: functions, or objects with the methods of a transformation, applied to each datapoint.
       batch_size: datapoints per batch; None for single elements.
       drop_remainder: True to drop the last batch if it is smaller.

@@ -2,7 +2,7 @@
 
 import abc
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from typing import Any, Generic, Self, TypeVar
 
 from numpy.typing import NDArray
@@ -63,6 +63,10 @@ class DataSource(Answering):
 
     async def _array_parts(self, key: str, indices: Ints, begins: Ints, stops: Ints) -> list[NDArray[Any]] | None:
         return None
+
+    async def _nullable_keys(self, mask: Collection[str] | None) -> frozenset[str]:
+        """Return the keys, all or those of a mask, of which some values may be None, or of another type."""
+        return frozenset()
 
 
 class _HuggingFace(DataSource):
@@ -144,6 +148,13 @@ def parts_of(
 ) -> Coroutine[Any, Any, list[NDArray[Any]] | None]:
     """Return parts of the arrays of a key, without reading the rest; None if they can only be read whole."""
     return source._array_parts(key, indices, begins, stops)
+
+
+async def nullable_keys(source: DataSource, mask: Collection[str] | None) -> frozenset[str]:
+    """Return the keys, all or those of a mask, of which some values may be None, or of another type; none of an object
+    of the user's.
+    """
+    return await source._nullable_keys(mask)
 
 
 def restored(kind: type[R], args: tuple[Any, ...], options: Mapping[str, Any], attributes: Mapping[str, Any]) -> R:

@@ -48,7 +48,7 @@ class IndexSampler:
     Indices interleave the shards: shard ``s`` has the indices ``s``, ``s + shard_count``, and so on. Shards of unequal
     length are exact: each yields all of its datapoints once per epoch (Grain drops or repeats some)::
 
-        sampler = granular.IndexSampler(len(reader), shuffle=True, num_epochs=3, seed=0)
+        sampler = granular.grain.samplers.IndexSampler(len(reader), shuffle=True, num_epochs=3, seed=0)
 
     Args:
       num_records: number of datapoints in the data source.
@@ -130,9 +130,10 @@ class SequentialSampler(IndexSampler):
 
     ::
 
-        loader = granular.DataLoader(data_source=reader, sampler=granular.SequentialSampler(len(reader)))
+        sampler = granular.grain.samplers.SequentialSampler(len(reader))
+        loader = granular.grain.DataLoader(data_source=reader, sampler=sampler)
 
-    The arguments are those of :class:`IndexSampler`.
+    The arguments are those of :class:`~granular.grain.samplers.IndexSampler`.
     """
 
     @answering(**RANK_ARGUMENTS)

@@ -62,7 +62,7 @@ class NoSharding(ShardOptions):
 
     ::
 
-        sampler = granular.SequentialSampler(1000, granular.NoSharding())
+        sampler = granular.grain.samplers.SequentialSampler(1000, granular.NoSharding())
     """
 
     def __init__(self) -> None:

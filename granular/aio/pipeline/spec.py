@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -34,8 +34,8 @@ class ShapeDtypeStruct:
 
     ::
 
-        spec = granular.get_element_spec(dataset)
-        granular.ShapeDtypeStruct(shape=(64, 32, 32, 3), dtype=np.dtype('uint8'))
+        spec = granular.grain.experimental.get_element_spec(dataset)
+        granular.grain.experimental.ShapeDtypeStruct(shape=(64, 32, 32, 3), dtype=np.dtype('uint8'))
 
     Attributes:
       shape: the lengths of its axes; None for one that differs between elements.
@@ -93,7 +93,8 @@ async def _spec_of(stage: Any) -> Any:
         return await _spec_of(stage.parents[0])
     if isinstance(stage, elements.Batch | BatchOf) and stage.fn is stack:
         size = stage.size if stage.drop_remainder else None
-        spec = _batched(await _spec_of(stage.parents[0]), size)
+        is_known = not await _nullable_keys(stage.parents[0])
+        spec = _batched(await _spec_of(stage.parents[0]), size) if is_known else None
         return _with_size(await _of_first(stage), size) if spec is None else spec
     if isinstance(stage, SizeBatches):
         return _with_sizes(await _of_first(stage), stage.keys)
@@ -103,6 +104,16 @@ async def _spec_of(stage: Any) -> Any:
         if callable(output_spec):
             return _checked(await offload(output_spec, await _spec_of(stage.parents[0])), output_spec)
     return await _of_first(stage)
+
+
+async def _nullable_keys(stage: Any) -> frozenset[str]:
+    if isinstance(stage, Source):
+        return await stage.nullable_keys()
+    flow = stage.flow()
+    try:
+        return cast(frozenset[str], await flow.nullable_keys())
+    finally:
+        await flow.aclose()
 
 
 async def _of_first(stage: Any) -> Any:
@@ -129,7 +140,8 @@ def _checked(spec: Any, output_spec: Any) -> Any:
     def check(leaves: Any) -> Any:
         if isinstance(leaves[0], type) or not (hasattr(leaves[0], 'shape') and hasattr(leaves[0], 'dtype')):
             raise InvalidArgumentError(
-                f'{name_of(output_spec)}.output_spec: expected a granular.ShapeDtypeStruct(shape, dtype) for each '
+                f'{name_of(output_spec)}.output_spec: expected a '
+                'granular.grain.experimental.ShapeDtypeStruct(shape, dtype) for each '
                 f'leaf, got {leaves[0]!r:.100}'
             )
         return leaves[0]

@@ -53,7 +53,7 @@ class MapTransform(abc.ABC, Generic[In_contra, Out_co]):
 
     ::
 
-        class Normalize(granular.MapTransform):
+        class Normalize(granular.grain.transforms.Map):
             def map(self, element):
                 return {**element, 'image': element['image'] / 255}
 
@@ -70,7 +70,7 @@ class MapWithIndexTransform(abc.ABC, Generic[In_contra, Out_co]):
 
     ::
 
-        class Number(granular.MapWithIndexTransform):
+        class Number(granular.grain.transforms.MapWithIndex):
             def map_with_index(self, index, element):
                 return {**element, 'number': index}
 
@@ -87,7 +87,7 @@ class RandomMapTransform(abc.ABC, Generic[In_contra, Out_co]):
 
     ::
 
-        class Flip(granular.RandomMapTransform):
+        class Flip(granular.grain.transforms.RandomMap):
             def random_map(self, element, rng):
                 return element[:, ::-1] if rng.random() < 0.5 else element
     """
@@ -102,7 +102,7 @@ class FilterTransform(abc.ABC, Generic[In_contra]):
 
     ::
 
-        class IsEven(granular.FilterTransform):
+        class IsEven(granular.grain.transforms.Filter):
             def filter(self, element):
                 return element['label'] % 2 == 0
 
@@ -119,7 +119,7 @@ class FlatMapTransform(abc.ABC, Generic[In_contra, Out_co]):
 
     ::
 
-        class Words(granular.FlatMapTransform):
+        class Words(granular.grain.experimental.FlatMapTransform):
             max_fan_out = 100
 
             def flat_map(self, element):
@@ -139,11 +139,11 @@ class FlatMapTransform(abc.ABC, Generic[In_contra, Out_co]):
 @answering(**BATCH_ARGUMENTS)
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The transformation that combines consecutive elements to batches, for a :class:`DataLoader` or ``apply``.
+    """The transformation that combines consecutive elements to batches, for a ``DataLoader`` or ``apply``.
 
     ::
 
-        batches = dataset.apply([preprocess, granular.Batch(64, drop_remainder=True)])
+        batches = dataset.apply([preprocess, granular.grain.transforms.Batch(64, drop_remainder=True)])
 
     Args:
       batch_size: elements per batch.
@@ -308,7 +308,7 @@ class RangeDataSource:
 
     ::
 
-        dataset = granular.MapDataset.source(granular.RangeDataSource(0, 100, 2))  # 0, 2, 4, ...
+        dataset = granular.MapDataset.source(granular.grain.sources.RangeDataSource(0, 100, 2))  # 0, 2, 4, ...
     """
 
     @answering()

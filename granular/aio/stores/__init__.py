@@ -6,6 +6,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from granular._plugins import plugin
 from granular._redact import hidden, is_quoted
 from granular.aio.stores.base import ContentInfo, Entry, ObjectWriter, Request, Stat, Store, Upload
 from granular.config import IOConfig
@@ -103,6 +104,8 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
 
             repository, key = split(path)
             return HubStore(repository, config, options), key
+        case _ if fs is None and (made := plugin('granular.stores', scheme)) is not None:
+            return made(f'{scheme}://{root}', config, options), key.rstrip('/')
         case _:
             from granular.aio.stores.fsspec import FsspecStore, fsspec_root
 

@@ -38,12 +38,14 @@ class Entry:
       is_dir: True for a folder.
       size: bytes of a file; 0 for a folder, unless an object that marks it in a bucket holds some.
       modified: seconds since the epoch; None if the listing does not report it.
+      version: of a file, as in ``Stat``; None if the listing does not report it.
     """
 
     key: str
     is_dir: bool
     size: int = 0
     modified: float | None = None
+    version: str | None = None
 
     @property
     def name(self) -> str:

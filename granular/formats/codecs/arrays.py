@@ -1,9 +1,12 @@
 """Codecs of msgpack values, of arrays, and of trees, which are msgpack values with arrays in them."""
 
+import datetime
+import decimal
 import functools
 import io
 import math
 import re
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgpack
@@ -22,6 +25,10 @@ _EXTENSION: Final = re.compile(r'(bfloat|float|u?int|b?complex)[0-9]{1,3}(_[a-z0
 _DIMENSIONS: Final = 64
 _MAX_BYTES: Final = (1 << 32) - 1
 _LAST_CODE_POINT: Final = 0x10FFFF
+# The values of a tree that are packed as their text, by the name that takes the place of a dtype.
+_AS_TEXT: Final[Mapping[str, Callable[[str], Any]]] = {
+    'decimal': decimal.Decimal, 'time': datetime.time.fromisoformat
+}  # fmt: skip
 _HEADERS: Final = 16  # array headers in msgpack, above which declared lengths are verified before lists are allocated
 
 
@@ -146,7 +153,9 @@ def array_counts(sizes: NDArray[np.int64], dtype: np.dtype[Any], shape: tuple[in
 
 
 def encode_tree(value: Any) -> bytes:
-    """Encode nested lists, tuples and dicts of arrays and of msgpack values. Tuples are decoded as lists.
+    """Encode nested lists, tuples and dicts of arrays, decimals, times of day and msgpack values.
+
+    Tuples are decoded as lists.
 
     Raises:
       EncodeError: for values that msgpack does not support, and for a list of four that begins with ``'_'``, which is
@@ -241,17 +250,30 @@ def _pack_tree(value: Any) -> Any:
         return {key: _pack_tree(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         return ('_', *array_parts(value))
+    if isinstance(value, decimal.Decimal):
+        return ('_', 'decimal', (), str(value))
+    if isinstance(value, datetime.time):
+        return ('_', 'time', (), value.isoformat())
     return value
 
 
 def _unpack_tree(value: Any) -> Any:
     if isinstance(value, list):
         if len(value) == 4 and isinstance(value[0], str) and value[0] == '_':
+            if isinstance(value[1], str) and isinstance(value[3], str) and value[1] in _AS_TEXT:
+                return _of_text(value[1], value[3])
             return _scalar_or_array(array_of(*value[1:]))
         return [_unpack_tree(item) for item in value]
     if isinstance(value, dict):
         return {key: _unpack_tree(item) for key, item in value.items()}
     return value
+
+
+def _of_text(name: str, text: str) -> Any:
+    try:
+        return _AS_TEXT[name](text)
+    except decimal.InvalidOperation as error:
+        raise ValueError(f'{text!r:.80} is no decimal') from error
 
 
 CODECS: Final = {

@@ -7,7 +7,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-import granular
 from granular._lazy import import_extra
 from granular.aio.bags.identity import Identity
 from granular.aio.bags.records import Adjacent
@@ -23,7 +22,10 @@ from granular.aio.runtime.portal import run
 from granular.aio.runtime.readahead import whole_pages
 from granular.config import MiB
 from granular.errors import InvalidArgumentError
+from granular.formats.codecs import decoders as all_decoders
 from granular.integrations.ray.concatenation import Concatenation
+from granular.sync import datasets
+from granular.sync.datasources import open as open_dataset
 from granular.sync.iteration import Iteration
 
 ray = import_extra('ray', 'ray')
@@ -44,7 +46,7 @@ _SAMPLE: Final = 16  # datapoints that are read to estimate sizes
 
 
 def read(
-    url: AnyPath, decoders: Decoders = granular.decoders, fields: Mask = None, verify: bool = False, **options: Any
+    url: AnyPath, decoders: Decoders = all_decoders, fields: Mask = None, verify: bool = False, **options: Any
 ) -> Any:
     """Read a dataset, sharded or not, as a ``ray.data.Dataset`` in the dataset's order.
 
@@ -109,13 +111,13 @@ class Datasource(_Base):  # type: ignore[misc]
     """A dataset as a source of Ray Data; see :func:`read` for the arguments."""
 
     def __init__(
-        self, url: AnyPath, decoders: Decoders = granular.decoders, fields: Mask = None, verify: bool = False
+        self, url: AnyPath, decoders: Decoders = all_decoders, fields: Mask = None, verify: bool = False
     ) -> None:
         super().__init__()
         self._decoders, self._verify = decoders, verify
         self._projection_map: dict[str, str] | None = None
-        with granular.open(shared(Path(url)), decoders) as reader:
-            if not isinstance(reader, granular.DatasetReader | granular.ShardedDatasetReader):
+        with open_dataset(shared(Path(url)), decoders) as reader:
+            if not isinstance(reader, datasets.DatasetReader | datasets.ShardedDatasetReader):
                 raise InvalidArgumentError(
                     f'{url}: expected a dataset of granular, got files for {type(reader).__name__}: Ray reads other '
                     f'formats itself; or use granular.convert first'
@@ -124,7 +126,7 @@ class Datasource(_Base):  # type: ignore[misc]
             run(compare_shards(reader.aio))
             chosen = columns_of_shards(reader.aio)[0].choose(fields)
             self._mask = {choice.field.key: choice.selection for choice in chosen}
-            parts = reader.aio.readers if isinstance(reader, granular.ShardedDatasetReader) else [reader.aio]
+            parts = reader.aio.readers if isinstance(reader, datasets.ShardedDatasetReader) else [reader.aio]
             self._shards = [
                 _Shard(
                     part.directory,

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-import granular
 from granular._lazy import import_extra
 from granular.aio.conversion.on_ray import RayShards, shared
 from granular.aio.conversion.record_source import Reading, open_source
@@ -24,9 +23,11 @@ from granular.aio.stores import Entry
 from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
 from granular.errors import CorruptDatasetError, GranularError, InvalidArgumentError, NotFoundError, StoreError
+from granular.formats.codecs import encoders as all_encoders
 from granular.formats.layout import Layout, check_spec, shard_name
 from granular.indexing import check_integer
 from granular.integrations.ray.concatenation import Concatenation
+from granular.sync.datasets import DatasetWriter
 
 ray = import_extra('ray', 'ray')
 data = import_extra('ray.data', 'ray')
@@ -38,7 +39,7 @@ def write(
     dataset: Any,
     url: AnyPath,
     spec: Mapping[str, str],
-    encoders: Encoders = granular.encoders,
+    encoders: Encoders = all_encoders,
     shardlen: int = 10_000,
     layout: Layout = 'refs',
     checksums: bool = True,
@@ -100,7 +101,7 @@ class Datasink(_Base):  # type: ignore[misc]
         self,
         url: AnyPath,
         spec: Mapping[str, str],
-        encoders: Encoders = granular.encoders,
+        encoders: Encoders = all_encoders,
         shardlen: int = 10_000,
         layout: Layout = 'refs',
         checksums: bool = True,
@@ -136,7 +137,7 @@ class Datasink(_Base):  # type: ignore[misc]
         name = f'{ctx.task_idx:06}.{secrets.token_hex(8)}'
         if first is None:
             return ctx.task_idx, name, 0
-        with granular.DatasetWriter(
+        with DatasetWriter(
             self._parts / name, self._spec, self._encoders, self._layout, checksums=self._checksums
         ) as writer:
             writer.append(first, flush=False)

@@ -253,11 +253,11 @@ def data_loader(draw: Draw, node: Node) -> Result:
         shard = ShardOptions(host, hosts, drop)
         sampler: Any = Backwards(length)
         if kind == 'Index':
-            sampler = granular.IndexSampler(length, shard, shuffled, epochs if ends else None, seed)
+            sampler = granular.grain.samplers.IndexSampler(length, shard, shuffled, epochs if ends else None, seed)
         elif kind == 'Sequential':
-            sampler = granular.SequentialSampler(length, shard, seed)
+            sampler = granular.grain.samplers.SequentialSampler(length, shard, seed)
         read = ReadOptions(draw.number(0, 3), draw.number(0, 9))
-        return granular.DataLoader(
+        return granular.grain.DataLoader(
             data_source=dataset, sampler=sampler, operations=names, worker_count=workers, start_method=method,
             read_options=read, on_error=on_error, shard_options=shard,
         )  # fmt: skip
@@ -282,7 +282,7 @@ def data_loader(draw: Draw, node: Node) -> Result:
                 given += counted([named(iterator)])
         except StateError as error:
             return refused(node, Refused(stage_in(str(error), str(part)), error), text)
-    loses = drop or any(isinstance(operation, granular.Batch) for operation in names)
+    loses = drop or any(isinstance(operation, granular.grain.transforms.Batch) for operation in names)
     if not loses and given != counted(expected):
         raise Wrong(f'{text}: {difference(given, counted(expected))}')
     return Result('exact', node, checked=not loses)

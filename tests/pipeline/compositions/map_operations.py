@@ -137,7 +137,7 @@ def _batch(draw: Draw, node: Node) -> Node:
     if node.shape.stackable and draw.maybe(0.8):
         shape = node.shape.but(kind='array', stackable=drop, rows=True, combined=True, labelled=False)
         if draw.maybe(0.2):
-            return node.then('apply', granular.Batch(size, drop), shape=shape)
+            return node.then('apply', granular.grain.transforms.Batch(size, drop), shape=shape)
         return node.then('batch', size, drop_remainder=drop, shape=shape)
     shape = node.shape.but(kind='list', stackable=False, rows=False, combined=True, labelled=False)
     return node.then('batch', size, drop_remainder=drop, batch_fn=list, shape=shape)

@@ -20,10 +20,10 @@ class Backwards:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> granular.RecordMetadata:
+    def __getitem__(self, index: int) -> granular.grain.RecordMetadata:
         if index >= self._length:
             raise IndexError(index)
-        return granular.RecordMetadata(index, self._length - 1 - index, np.random.default_rng(index))
+        return granular.grain.RecordMetadata(index, self._length - 1 - index, np.random.default_rng(index))
 
     def __repr__(self) -> str:
         return f'Backwards({self._length})'
@@ -38,4 +38,7 @@ def operations(draw: Draw, node: Node) -> tuple[list[Any], Any]:
     if node.shape.kind in ('item', 'doc') and draw.maybe(0.3):
         single.append(Parts())
     single.append(f.as_row)
-    return [*single, granular.Batch(draw.number(1, 4), draw.maybe(0.3))] if draw.maybe() else single, policy
+    return [
+        *single,
+        granular.grain.transforms.Batch(draw.number(1, 4), draw.maybe(0.3)),
+    ] if draw.maybe() else single, policy

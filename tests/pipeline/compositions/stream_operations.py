@@ -190,7 +190,7 @@ def _batch(draw: Draw, node: Node) -> Node:
     if node.shape.stackable and draw.maybe(0.85):
         shape = Shape('array', stackable=drop, rows=True, combined=True)
         if draw.maybe(0.15):
-            return node.then('apply', granular.Batch(size, drop), shape=shape, **facts)
+            return node.then('apply', granular.grain.transforms.Batch(size, drop), shape=shape, **facts)
         return node.then('batch', size, drop_remainder=drop, shape=shape, **facts)
     shape = Shape('list', combined=True)
     return node.then('batch', size, drop_remainder=drop, batch_fn=list, shape=shape, **facts)

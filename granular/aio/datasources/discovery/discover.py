@@ -15,6 +15,7 @@ from granular.aio.datasources.discovery.names import (
     hidden_part,
     is_document,
     kind_of,
+    pair_of,
     refuse_gaps,
     refuse_generations,
     split_in,
@@ -30,6 +31,8 @@ MOST: Final = 1_000_000
 """Files and folders that are listed at most."""
 
 _SHOWN: Final = 3  # names in an error or a warning
+
+_MEGATRON: Final = 'megatron'
 
 LeftOut = Mapping[str, str]
 
@@ -99,6 +102,11 @@ class Discovery:
         """Return the error for a folder or pattern without files to read."""
         others = f', {self.others()}: pass a list of files to read those' if self.others() else ''
         return NotFoundError(f'{self.name}: has no files of {format or self.format or "a format that is read"}{others}')
+
+
+def _data_key(entry: Entry) -> str:
+    """Return the key of the data of an index of Megatron."""
+    return entry.key[: len(entry.key) - len(entry.name)] + pair_of(entry.name)[1]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -213,19 +221,31 @@ class _Chosen:
         named = [name for part in parts for name in (expand_braces(part) if part.startswith('{') else (part,))]
         known: list[_Candidate] = []
         unknown: list[_Candidate] = []
+        alone: list[_Candidate] = []  # indices of Megatron without their data, as those of tar files
+        keys = {entry.key for entry in files}
+        data = {_data_key(entry) for entry in files if kind_of(entry.name) == _MEGATRON} & keys
         for entry in sorted(files, key=lambda entry: entry.key):
             relative, kind = relative_name(self._base, entry.key), kind_of(entry.name)
+            if entry.key in data:
+                continue  # is read with its index
             if is_document(entry.name):
                 self._leave_out(relative, 'describes the data', quiet=True)
             elif part := hidden_part(relative, named):
                 reason = 'hidden' if part == entry.name else f'in the hidden folder {part}'
                 self._leave_out(relative, reason, quiet=not kind)
+            elif kind == _MEGATRON and _data_key(entry) not in data:
+                alone.append(_Candidate(relative, entry, kind))
             else:
                 (known if kind else unknown).append(_Candidate(relative, entry, kind))
+        if format == _MEGATRON or not any(kind != _MEGATRON for _, _, kind in known):
+            known += alone  # a pattern may leave out the data, and if it does not exist, opening is an error
+        else:
+            unknown += alone
         if self._pattern and format and not any(kind == format for _, _, kind in known):
             known, unknown = [*known, *(candidate._replace(kind=format) for candidate in unknown)], []
-        for relative, _, _ in unknown:
-            self._leave_out(relative, 'of no format that is read')
+        for relative, entry, _ in unknown:
+            index = pair_of(entry.name)[0] if data and entry.name.lower().endswith('.bin') else ''
+            self._leave_out(relative, f'without {index}, its index' if index else 'of no format that is read')
         return known
 
     def _take_tables(self, known: list[_Candidate]) -> list[_Candidate]:
@@ -321,7 +341,7 @@ class _Chosen:
                 f'{self._name}: is a Delta table, whose folder also has files that were deleted or replaced: pass the '
                 f'list of its files, such as deltalake.DeltaTable(...).file_uris()'
             )
-        if self._format not in ('tfrecord', 'arrayrecord'):
+        if self._format not in ('tfrecord', 'arrayrecord', _MEGATRON):
             return
         folders = sorted({candidate.relative.rpartition('/')[0] for candidate in self._taken})
         if len(folders) > 1:

@@ -14,6 +14,7 @@ ENDINGS: Final[Mapping[str, str]] = {
     '.arrayrecord': 'arrayrecord', '.array_record': 'arrayrecord',
     '.tar': 'webdataset',
     '.tfrecord': 'tfrecord', '.tfrecords': 'tfrecord', '.tfrecord.gz': 'tfrecord', '.tfrecord.zz': 'tfrecord',
+    '.idx': 'megatron',
 }  # fmt: skip
 """The formats of files by the ends of their names."""
 
@@ -23,6 +24,9 @@ IMAGE_ENDINGS: Final = tuple(f'.{suffix}' for suffix in IMAGE_SUFFIXES)
 _NUMBERED_END: Final = re.compile(r'-\d+-of-\d+$')  # after the suffix, as in file names of tfds and Beam
 # A file of several, as tfds, Beam and Hugging Face name them: the rest may be a suffix, a hash, or both.
 _NUMBERED: Final = re.compile(r'(.*)-([0-9]{1,6})-of-([0-9]{1,6})(?:-[0-9a-f]+)?(\..*)?', re.DOTALL)
+
+# The files of Megatron: the index and the data.
+_PAIR: Final = re.compile(r'\.(idx|bin)(-\d+-of-\d+)?$', re.IGNORECASE)
 
 _HIDDEN_FOLDERS: Final = ('__MACOSX', '__pycache__', '@eaDir')
 _TEMPORARY: Final = '_temporary'
@@ -56,6 +60,15 @@ def kind_of(name: str) -> str:
     if lower.endswith('.arrow'):
         return 'huggingface'
     return 'images' if lower.endswith(IMAGE_ENDINGS) else format_of(name)
+
+
+def pair_of(name: str) -> tuple[str, str]:
+    """Return the names of the index and the data of a dataset of Megatron, by one of them or what they begin with."""
+    if (match := _PAIR.search(name)) is None:
+        return f'{name}.idx', f'{name}.bin'
+    kind, stem, end = match[1], name[: match.start() + 1], match[2] or ''
+    index, data = ('IDX', 'BIN') if kind.isupper() else ('idx', 'bin')
+    return (name, f'{stem}{data}{end}') if kind.lower() == 'idx' else (f'{stem}{index}{end}', name)
 
 
 def is_document(name: str) -> bool:

@@ -1,6 +1,6 @@
 """Reads Parquet files at random: the column chunks of row groups by range requests, decoded by pyarrow."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, Self
 
 from granular._lazy import import_extra
@@ -15,6 +15,7 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import CorruptDatasetError, InvalidArgumentError
+from granular.formats.arrow_values import has_null
 from granular.indexing import Ints, check_integer
 
 CACHE: Final = 512 * MiB
@@ -30,9 +31,9 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
             rows = await source.fetch([3, 1, 4], ('title',))  # only this column is read
 
     A row is a dict of its columns. Numbers, booleans, dates, timestamps and durations are numpy scalars; strings,
-    bytes, decimals and times of day are Python objects; a list is a new numpy array and a struct a dict, as in Google
-    Grain. A null is NaN in a float column, NaT in a date or time column and None otherwise; a list of integers with a
-    null is float64 with NaN.
+    bytes, decimals and times of day are Python objects; a list is a new numpy array, or a list of such objects, and a
+    struct a dict. A null is NaN in a float column, NaT in a date or time column and None otherwise; a list of integers
+    with a null is float64 with NaN.
 
     Opening takes one request of ``IOConfig.tail`` bytes per file, or two if its footer is longer. A file is pinned to
     the ETag or generation that it was opened with. A batch reads its columns of its row groups from all files
@@ -118,6 +119,10 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
         self._check_open()
         return self._columns
 
+    async def _nullable_keys(self, mask: Collection[str] | None) -> frozenset[str]:
+        await self._ensure_open()
+        return await offload(_columns_with_none, self, mask)
+
     def identity(self) -> tuple[Any, ...]:
         return *super().identity(), self._columns
 
@@ -188,6 +193,12 @@ async def columns_with_nulls(source: ParquetDataSource[Any]) -> set[str]:
     where a column has no count, or its lists or structs may hold the nulls that were counted.
     """
     return {name for name in stored_columns(source) if await source._groups.has_nulls(name)}
+
+
+def _columns_with_none(source: ParquetDataSource[Any], mask: Collection[str] | None) -> frozenset[str]:
+    types = arrow_types(source)
+    names = [name for name in types if (mask is None or name in mask) and not all(map(has_null, types[name]))]
+    return frozenset(filter(source._groups.may_have_nulls, names))
 
 
 def may_have_nulls(source: ParquetDataSource[Any]) -> list[bool]:

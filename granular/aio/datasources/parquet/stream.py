@@ -102,6 +102,9 @@ class ParquetRows(Source):
         row_bytes = groups.nbytes(group, columns) // int(groups.stops[group]) + _VALUE * len(columns)
         return max(1, min(_MAX_ROWS, _CHUNK_BYTES // max(1, row_bytes)))
 
+    async def nullable_keys(self) -> frozenset[str]:
+        return await self._source.nullable_keys()
+
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         layout = await self.open()
         steps = np.asarray(indices, np.int64)
@@ -313,6 +316,9 @@ class ReadingRows(Flow):
                 reading.keep_host()
             self._inner, self.parents = (layout, reading), (reading,)
         return self._inner
+
+    async def nullable_keys(self) -> frozenset[str]:
+        return await (self._inner or await self._ready())[1].nullable_keys()
 
     async def next(self) -> Any:
         return await (self._inner or await self._ready())[1].next()

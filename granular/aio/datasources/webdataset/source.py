@@ -1,6 +1,6 @@
 """Reads tar files in the WebDataset format at random: indexed once, then read by range requests."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -13,17 +13,11 @@ from granular.aio.datasources.discovery.discover import Files
 from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.datasources.scanning import index_files
 from granular.aio.datasources.webdataset.index import Index, Scanner
+from granular.aio.datasources.webdataset.members import Decoders, decode_class, decoder_of
 from granular.errors import InvalidArgumentError, UnknownKeyError
-from granular.formats.codecs.arrays import decode_npy
 from granular.indexing import Ints
 
-Decoders = Mapping[str, Callable[[bytes], Any] | None] | None
-
 KEY: Final = '__key__'
-# The types of other suffixes of images and videos.
-_SAME: Final = {
-    'jpeg': 'jpg', 'webp': 'png', 'gif': 'png', 'bmp': 'png', 'mov': 'mp4', 'm4v': 'mp4', 'mkv': 'webm',
-}  # fmt: skip
 
 
 class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
@@ -50,7 +44,9 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
       decoders: by field, or by the part after its last dot, the function that decodes a member's bytes, such as
         ``granular.decoders``; fields without a decoder (by default all) are bytes. The decoder of ``jpg`` also decodes
         ``jpeg``, that of ``png`` also ``webp``, ``gif`` and ``bmp``, that of ``mp4`` also ``mov`` and ``m4v``, that of
-        ``webm`` also ``mkv``; and with one of ``array``, ``npy`` is an array.
+        ``webm`` also ``mkv``, and that of ``utf8`` also ``txt`` and ``text``. With one of ``array``, ``npy`` is an
+        array; with one of ``int``, ``cls``, ``cls2`` and ``index`` are the number in the member's text, or the text.
+        granular's own decoders of numbers, arrays and trees decode no members, which are bytes.
       split: the split to read, such as ``'train'``, of a folder or pattern that has files of several.
 
     Raises:
@@ -83,6 +79,14 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
         """The fields of the datapoints, ``'__key__'`` first; a datapoint may lack some."""
         self._check_open()
         return KEY, *self._fields
+
+    def _counts(self) -> dict[str, int]:
+        """Return the number of members of each field."""
+        counts: dict[str, int] = {}
+        for index in self._file_indices:
+            for name, count in zip(index.fields, np.bincount(index.field, minlength=len(index.fields)), strict=True):
+                counts[name] = counts.get(name, 0) + int(count)
+        return counts
 
     def identity(self) -> tuple[Any, ...]:
         return *super().identity(), list(self._fields)
@@ -139,8 +143,11 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
 
 
 def _field(name: str, decoders: Decoders, source: str) -> Field:
-    table, suffix = decoders or {}, name.rpartition('.')[2]
-    fn = table.get(name, table.get(suffix))
-    if name not in table and suffix not in table:
-        fn = decode_npy if suffix == 'npy' and 'array' in table else table.get(_SAME.get(suffix, ''))
-    return codec.field_of(name, name, False, fn, f'{source}: expected a function to decode field {name!r}')
+    fn = decoder_of(name, decoders)
+    field = codec.field_of(name, name, False, fn, f'{source}: expected a function to decode field {name!r}')
+    return field._replace(light=True) if fn is decode_class else field
+
+
+def fields_with_gaps(source: WebDatasetDataSource[Any]) -> set[str]:
+    """Return the fields of an open source that some datapoints lack."""
+    return {name for name, count in source._counts().items() if count < len(source)}

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from granular._other_names import Elementless, Unindexed
 from granular._words import counted
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
-from granular.aio.pipeline.data_source import as_data_source, file_bytes, parts_of
+from granular.aio.pipeline.data_source import as_data_source, file_bytes, nullable_keys, parts_of
 from granular.aio.pipeline.nodes.source import Source, estimate_nbytes, length_of, map_in_threads, timed
 from granular.aio.runtime.buffers import read_only
 from granular.aio.runtime.immediate import to_loop
@@ -123,6 +123,9 @@ class _Adapter(Source):
             owner = 'the spec' if self._mask is None else 'an earlier select'
             raise UnknownKeyError(f'{self.root!r}: unknown fields {unknown}: {owner} has {list(known)}')
         return type(self)(self.root, self._method, tuple(fields))
+
+    async def nullable_keys(self) -> frozenset[str]:
+        return await nullable_keys(self._told, self._mask)
 
     def stored_nbytes(self) -> float | None:
         size = self._told.nbytes(self._mask)

@@ -133,6 +133,9 @@ class Filter(Function):
         super().__init__(parent, fn)
         self.sparse = True
 
+    async def nullable_keys(self) -> frozenset[str]:
+        return await self.parents[0].nullable_keys()
+
     def call(self, datapoint: Any, index: int) -> Any:
         element = None if datapoint is NONE else datapoint
         return datapoint if call_checked('filter calls fn(element)', self.fn, element) else None
@@ -149,6 +152,9 @@ class Handled(Node):
 
     unlisted = True
     keeps_turns = True
+
+    async def nullable_keys(self) -> frozenset[str]:
+        return await self.parents[0].nullable_keys()
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         datapoints = await self.parents[0].fetch(indices)
@@ -308,6 +314,9 @@ class Select(Element):
         super().__init__(parent)
         self._fields = tuple(fields)
 
+    async def nullable_keys(self) -> frozenset[str]:
+        return await self.parents[0].nullable_keys()
+
     def call(self, datapoint: Any, index: int) -> Any:
         try:
             return {field: datapoint[field] for field in self._fields}
@@ -335,6 +344,7 @@ class Batch(Node):
     divides = True
     size: int
     drop_remainder: bool
+    _nullable: frozenset[str] | None = None  # once they are known
 
     def __init__(
         self, parent: Source, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
@@ -377,6 +387,8 @@ class Batch(Node):
             batches = [_remaining(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
         elif Failure in set(map(type, datapoints)):
             batches = [_failure_of(batch, inner[part]) for batch, part in zip(batches, slices, strict=True)]
+        if self._nullable is None:
+            self._nullable = await self.parents[0].nullable_keys() if self.fn is stack else frozenset()
         if self.fn is stack and is_small(datapoints):
             combine = timed(self, self._combine)
             with contextlib.suppress(Exception):  # it is raised, or captured, below
@@ -398,7 +410,7 @@ class Batch(Node):
         return datapoints
 
     def _combine(self, datapoints: list[Any], index: int) -> Any:
-        return self.fn(datapoints)
+        return stack(datapoints, self._nullable or ()) if self.fn is stack else self.fn(datapoints)
 
     def describe(self) -> str:
         return describe_batch(self.size, self.drop_remainder, self.fn)

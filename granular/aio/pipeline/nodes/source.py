@@ -3,7 +3,7 @@
 import abc
 import operator
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
@@ -136,6 +136,13 @@ class Source(abc.ABC):
         """Return the number of the dataset of each index, from 0 to ``datasets`` of the pattern, if that is not 0."""
         return np.zeros_like(indices)
 
+    async def nullable_keys(self) -> frozenset[str]:
+        """Return the keys of which some values may be None, or of another type, as the source of the data tells.
+
+        A function may change the values: behind it, no key is known to be one.
+        """
+        return frozenset()
+
     def stored_nbytes(self) -> float | None:
         """Return the mean size in bytes of a datapoint, as it is stored, or None if it is unknown."""
         return None
@@ -172,6 +179,11 @@ def stages_of(stage: Any) -> Iterator[Any]:
     for parent in stage.parents:
         yield from stages_of(parent)
     yield stage
+
+
+async def nullable_keys_of(sources: Iterable[Any]) -> frozenset[str]:
+    """Return the nullable keys of all of several sources or streams."""
+    return frozenset[str]().union(*[await source.nullable_keys() for source in sources])
 
 
 def varying_stage(source: Source) -> Source | None:
@@ -338,6 +350,9 @@ class Node(Source):
             return None
         narrowed = [source for parent in self.parents if (source := parent.select(fields)) is not None]
         return self.copy_over(*narrowed) if len(narrowed) == len(self.parents) else None
+
+    async def nullable_keys(self) -> frozenset[str]:
+        return await nullable_keys_of(self.parents) if self.selects else frozenset()
 
     def copy_over(self, *parents: Source) -> Self:
         """Return a copy of the stage over other sources."""

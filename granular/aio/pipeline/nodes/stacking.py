@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType
 from typing import Any, Final
 
@@ -30,19 +30,22 @@ NUMBERS: Final = frozenset((  # types for which it takes a tenth
 ))  # fmt: skip
 _EXACT: Final = 1 << 53  # up to which a float of 64 bits has all integers
 _TEXTS: Final = (str, (bytes, bytearray))
+_STRUCTURES: Final = (Mapping, list, tuple, np.ndarray)
 
 NewArray = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 """Returns an array of a shape and a dtype, which is not initialised."""
 
 
-def stack(datapoints: Sequence[Any]) -> Any:
+def stack(datapoints: Sequence[Any], nullable: Collection[str] = ()) -> Any:
     """Stack datapoints of one structure (dicts, tuples, lists of arrays and numbers), each leaf along a new first axis.
 
     Bytes, and texts with zeros, become an array of objects, because numpy's dtypes of them drop trailing zeros. A leaf
     that is None in every datapoint stays None. Raise ``DatapointError`` if structures or shapes differ, or numpy would
     change a value to one of another kind.
+
+    Numbers and texts of the nullable keys become an array of objects, also if none of these values is None.
     """
-    return combine(datapoints, stack_leaves)
+    return combine(datapoints, stack_leaves, nullable)
 
 
 def memory_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -55,9 +58,11 @@ def memory_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def combine(datapoints: Sequence[Any], combine_leaves: Callable[[Sequence[Any]], Any]) -> Any:
-    """Combine datapoints of one structure: the result has this structure, with a function's result for each leaf. Raise
-    ``DatapointError`` if structures differ.
+def combine(
+    datapoints: Sequence[Any], combine_leaves: Callable[[Sequence[Any]], Any], nullable: Collection[str] = ()
+) -> Any:
+    """Combine datapoints of one structure: the result has this structure, with a function's result for each leaf, but
+    for values of nullable keys, which become objects. Raise ``DatapointError`` if structures differ.
     """
     first = datapoints[0]
     if isinstance(first, Mapping):
@@ -65,7 +70,13 @@ def combine(datapoints: Sequence[Any], combine_leaves: Callable[[Sequence[Any]],
         for i, datapoint in enumerate(datapoints):
             if not isinstance(datapoint, Mapping) or datapoint.keys() != keys:
                 raise _unlike(i, datapoint, first)
-        return {key: _combined(key, [datapoint[key] for datapoint in datapoints], combine_leaves) for key in keys}
+        columns = {key: [datapoint[key] for datapoint in datapoints] for key in keys}
+        return {
+            key: _combined_or_objects(key, column, combine_leaves)
+            if key in nullable
+            else _combined(key, column, combine_leaves)
+            for key, column in columns.items()
+        }
     if isinstance(first, tuple | list):
         for i, datapoint in enumerate(datapoints):
             if type(datapoint) is not type(first) or len(datapoint) != len(first):
@@ -189,8 +200,12 @@ def array_of_texts(texts: Sequence[Any], plain: bool) -> NDArray[Any]:
     """Return an array of texts or bytes; of objects unless they are texts without zeros, which numpy would cut."""
     if plain and '\0' not in ''.join(texts):
         return np.array(texts, str)
-    out = np.empty(len(texts), object)
-    out[:] = texts
+    return _array_of_objects(texts)
+
+
+def _array_of_objects(values: Sequence[Any]) -> NDArray[Any]:
+    out = np.empty(len(values), object)
+    out[:] = values
     return out
 
 
@@ -211,7 +226,7 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
 
         import functools
 
-        pad = functools.partial(granular.batch_and_pad, batch_size=64)
+        pad = functools.partial(granular.grain.experimental.batch_and_pad, batch_size=64)
         batches = dataset.batch(64, batch_fn=pad)
 
     Args:
@@ -226,7 +241,8 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
     if not isinstance(values, Sequence | np.ndarray):
         raise InvalidArgumentError(
             f'batch_and_pad: expected a list of elements, got {type(values).__name__}: pass it as batch_fn: '
-            f'batch({batch_size}, batch_fn=functools.partial(granular.batch_and_pad, batch_size={batch_size}))'
+            f'batch({batch_size}, batch_fn=functools.partial('
+            f'granular.grain.experimental.batch_and_pad, batch_size={batch_size}))'
         )
     if not 0 < len(values) <= batch_size:
         raise DatapointError(f'batch_and_pad: cannot combine {len(values)} elements into a batch of {batch_size}')
@@ -278,6 +294,19 @@ def _combined(key: Any, datapoints: list[Any], combine_leaves: Callable[[Sequenc
         raise DatapointError(f'{key!r}: {error}') from None
 
 
+def _combined_or_objects(key: Any, datapoints: list[Any], combine_leaves: Callable[[Sequence[Any]], Any]) -> Any:
+    """Combine values of a nullable key: a type that does not depend on which values a batch has."""
+    first = next((i for i, value in enumerate(datapoints) if isinstance(value, _STRUCTURES)), None)
+    if first is None:
+        return _array_of_objects(datapoints)
+    if (missing := next((i for i, value in enumerate(datapoints) if value is None), None)) is not None:
+        raise DatapointError(
+            f'{key!r}: datapoint {missing} of a batch is None, datapoint {first} {_outline(datapoints[first])}: '
+            f'{_REMEDY}'
+        )
+    return _combined(key, datapoints, combine_leaves)
+
+
 def _outline(datapoint: Any) -> str:
     if isinstance(datapoint, Mapping):
         return f'a dict of {sorted(map(str, datapoint))}'
@@ -301,8 +330,8 @@ def is_small(datapoints: Sequence[Any]) -> bool:
     return estimate_nbytes(datapoints) < _IN_PLACE
 
 
-async def stacked(fn: Callable[[Sequence[Any]], Any], datapoints: list[Any]) -> Any:
+async def stacked(fn: Callable[[Sequence[Any]], Any], datapoints: list[Any], nullable: Collection[str]) -> Any:
     """Combine datapoints to a batch, on the event loop if they are small and in a thread otherwise."""
-    if fn is stack and is_small(datapoints):
-        return stack(datapoints)
-    return await offload(fn, datapoints)
+    if fn is not stack:
+        return await offload(fn, datapoints)
+    return stack(datapoints, nullable) if is_small(datapoints) else await offload(stack, datapoints, nullable)

@@ -56,6 +56,7 @@ class Batching(Flow):
         self._parent, self._stage, self._size, self._drop, self._fn = parent, stage, size, drop, fn
         self._counter = Counter(stage, 'batch')
         self.calls_functions: bool = fn is not stack
+        self._nullable: frozenset[str] | None = None  # once they are known
 
     async def next(self) -> Any:
         elements: list[Any] = []
@@ -72,7 +73,9 @@ class Batching(Flow):
             if elements and self._counter.has_none:
                 warn_of_no_batch(self._stage, counted(len(elements), 'element'))
             return END
-        return await self._counter.count(stacked(self._fn, elements))
+        if self._nullable is None:
+            self._nullable = frozenset() if self.calls_functions else await self._parent.nullable_keys()
+        return await self._counter.count(stacked(self._fn, elements, self._nullable))
 
     def state(self) -> Any:
         return self._parent.state()

@@ -84,7 +84,7 @@ class Applying(Flow):
         self._parent, self._name, self._stage, self._count = parent, stage.name, stage.describe(), 0
         self._counter, self._check = Counter(self._stage), FilterCheck(stage.dataset_options, self._stage)
         if stage.name == 'filter':
-            self.kind = 'filter'
+            self.kind, self.passes = 'filter', True
             parent.keep_host()
         self._node = stage.node(Wrapped(()))  # whose source is not read
 

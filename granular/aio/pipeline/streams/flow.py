@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from granular._words import logger
 from granular.aio.execution.prefetch import Crew
-from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.nodes.source import Source, nullable_keys_of
 from granular.aio.pipeline.position import FITS, FREE, Terms, Turns
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.aio.runtime.tasks import settle
@@ -118,6 +118,7 @@ class Flow(abc.ABC):
     strict = True  # True if ``restore`` refuses the state of a different pipeline
     turns = Turns(0, 1)  # those of the hosts that share what this stage itself divides
     keeps_host = False  # True if states name this host
+    passes = False  # True if its elements are those of its parents
 
     @property
     def adapts(self) -> bool:
@@ -175,6 +176,10 @@ class Flow(abc.ABC):
     def mixes(self) -> list[Any]:
         """Return the weights of the mixes by name that the elements come from, and checksums of those that ended."""
         return [mix for flow in self.inputs() for mix in flow.mixes()]
+
+    async def nullable_keys(self) -> frozenset[str]:
+        """Return the keys of which some values may be None, as ``Source.nullable_keys``."""
+        return await nullable_keys_of(self.parents) if self.passes else frozenset()
 
     def row_source(self) -> 'Flow | None':
         """Return the stage that packs the rows of this one, if every host packs all rows; None for other stages."""

@@ -153,6 +153,8 @@ class Mixed(Stream):
 
 
 class Mixing(_Combining):
+    passes = True
+
     def __init__(self, stage: Mixed) -> None:
         super().__init__(stage)
         self._mixed: Sequence[Flow] = self.parents

@@ -32,6 +32,8 @@ class Prefetched(Unchanged):
 class Prefetching(Flow):
     """Elements computed before they are requested, by a separate task."""
 
+    passes = True
+
     def __init__(self, parent: Flow, size: int) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._size = parent, size

@@ -231,6 +231,9 @@ class Reading(Flow):
         self._sparse = read.source.sparse and not read.allow_nones
         self._check = None if read.allow_nones else FilterCheck(read.dataset_options, _filters_of(read.source))
 
+    async def nullable_keys(self) -> frozenset[str]:
+        return await self._read.source.nullable_keys()
+
     @property
     def even(self) -> bool:
         return self._alone or (not self._drops and self.turns.even(self._length - self._start))

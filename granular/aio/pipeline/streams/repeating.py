@@ -57,6 +57,8 @@ class Limited(Stream):
 
 
 class Repeating(Outlasting):
+    passes = True
+
     def __init__(self, parent: Flow, stage: str, epochs: int | None) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._epochs, self._stage = parent, epochs, stage
@@ -107,6 +109,8 @@ class Repeating(Outlasting):
 
 
 class Limiting(Flow):
+    passes = True
+
     def __init__(self, parent: Flow, limit: int) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._limit, self._count = parent, limit, 0
@@ -131,6 +135,7 @@ class Caching(Holding):
     """The elements of a stream, kept in memory. The stream only ever moves on: its elements come once."""
 
     kind = 'cache'
+    passes = True
 
     def __init__(self, parent: Flow, stage: str) -> None:
         super().__init__(parent, stage)

@@ -59,6 +59,8 @@ class Traced(Unchanged):
 
 
 class Tracing(Flow):
+    passes = True
+
     def __init__(self, stage: Stream, debug: bool) -> None:
         self.stage, self._debug = stage, debug
         flow: Flow = stage.flow()

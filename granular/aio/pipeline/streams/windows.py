@@ -44,6 +44,7 @@ class WindowShuffling(Holding):
     """Windows of consecutive elements, each shuffled, in the order of Google Grain."""
 
     kind = 'window_shuffle'
+    passes = True
 
     def __init__(self, parent: Flow, stage: str, size: int, seed: int) -> None:
         super().__init__(parent, stage)

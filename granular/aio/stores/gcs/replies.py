@@ -79,7 +79,9 @@ def next_page(listing: Listing, answer: Answer) -> Page:
     if not lists or not isinstance(token, str):
         raise BadReplyError(f'{name}: expected items, prefixes and a token, got {quote_body(answer.body)}')
     resources = [parse_resource(item, name) for item in items]
-    objects = [Entry(item.name, item.name.endswith('/'), item.size, item.modified) for item in resources]
+    objects = [
+        Entry(item.name, item.name.endswith('/'), item.size, item.modified, item.generation) for item in resources
+    ]
     return listing.accept(Page(objects, folders, token))
 
 

@@ -303,7 +303,8 @@ def _entry(item: 'os.DirEntry[str]', folder: str) -> Entry | None:
         info = item.stat(follow_symlinks=False)
     size = info.st_size if stat.S_ISREG(info.st_mode) else 0
     is_dir = stat.S_ISDIR(info.st_mode) and not (item.is_symlink() and _leads_above(info, folder))
-    return Entry(os.path.join(folder, item.name), is_dir, size, info.st_mtime)
+    version = None if is_dir else version_of(info)
+    return Entry(os.path.join(folder, item.name), is_dir, size, info.st_mtime, version)
 
 
 def _leads_above(info: os.stat_result, folder: str) -> bool:

@@ -106,7 +106,9 @@ def next_page(listing: Listing, answer: Answer) -> Page:
     for element in root.findall('Contents'):
         key = decode(text_of(element, 'Key', name))
         modified = None if element.find('LastModified') is None else time_of(element, 'LastModified', name)
-        items.append(Entry(key, key.endswith('/'), number_of(element, 'Size', name), modified))
+        tag = (element.findtext('ETag') or '').strip('"')  # some servers leave out the quotes
+        version = f'"{tag}"' if tag else None
+        items.append(Entry(key, key.endswith('/'), number_of(element, 'Size', name), modified, version))
     folders = [decode(text_of(element, 'Prefix', name)) for element in root.findall('CommonPrefixes')]
     # Ceph counts only the keys, not the folders.
     counts = (len(items) + len(folders), len(items))

@@ -201,51 +201,51 @@ class Backwards:
     def __len__(self) -> int:
         return 24
 
-    def __getitem__(self, index: int) -> granular.RecordMetadata:
-        return granular.RecordMetadata(index, 23 - index)
+    def __getitem__(self, index: int) -> granular.grain.RecordMetadata:
+        return granular.grain.RecordMetadata(index, 23 - index)
 
     def __repr__(self) -> str:
         return 'Backwards()'
 
 
-class Keep(granular.MapTransform[Any, Any]):
+class Keep(granular.grain.transforms.Map[Any, Any]):
     def map(self, element: Any) -> Any:
         return f.keep(element)
 
 
-class AtRandom(granular.RandomMapTransform[Any, Any]):
+class AtRandom(granular.grain.transforms.RandomMap[Any, Any]):
     def random_map(self, element: Any, rng: Any) -> Any:
         return f.at_random(element, rng)
 
 
-class IsKept(granular.FilterTransform[Any]):
+class IsKept(granular.grain.transforms.Filter[Any]):
     def filter(self, element: Any) -> bool:
         return f.is_kept(element)
 
 
-class Parts(granular.FlatMapTransform[Any, Any]):
+class Parts(granular.grain.experimental.FlatMapTransform[Any, Any]):
     max_fan_out = 4
 
     def flat_map(self, element: Any) -> list[Any]:
         return f.parts(element)
 
 
-def loaded(sampler: Any, operations: list[Any]) -> granular.DataLoader:
-    return granular.DataLoader(data_source=Stream(0, 24), sampler=sampler, operations=operations)
+def loaded(sampler: Any, operations: list[Any]) -> granular.grain.DataLoader:
+    return granular.grain.DataLoader(data_source=Stream(0, 24), sampler=sampler, operations=operations)
 
 
-def shuffled() -> granular.IndexSampler:
-    return granular.IndexSampler(24, shuffle=True, num_epochs=2, seed=1)
+def shuffled() -> granular.grain.samplers.IndexSampler:
+    return granular.grain.samplers.IndexSampler(24, shuffle=True, num_epochs=2, seed=1)
 
 
-DATA_LOADERS: Final[dict[str, Callable[[], granular.DataLoader]]] = {
-    'SequentialSampler': lambda: loaded(granular.SequentialSampler(24), []),
-    'IndexSampler': lambda: loaded(granular.IndexSampler(24, num_epochs=2), []),
+DATA_LOADERS: Final[dict[str, Callable[[], granular.grain.DataLoader]]] = {
+    'SequentialSampler': lambda: loaded(granular.grain.samplers.SequentialSampler(24), []),
+    'IndexSampler': lambda: loaded(granular.grain.samplers.IndexSampler(24, num_epochs=2), []),
     'IndexSampler shuffled': lambda: loaded(shuffled(), []),
     'sampler of a program': lambda: loaded(Backwards(), [Keep()]),
-    'operations': lambda: loaded(shuffled(), [Keep(), AtRandom(), IsKept(), granular.Batch(4)]),
-    'operations behind flat_map': lambda: loaded(shuffled(), [IsKept(), Parts(), granular.Batch(5)]),
-    'load': lambda: granular.load(
+    'operations': lambda: loaded(shuffled(), [Keep(), AtRandom(), IsKept(), granular.grain.transforms.Batch(4)]),
+    'operations behind flat_map': lambda: loaded(shuffled(), [IsKept(), Parts(), granular.grain.transforms.Batch(5)]),
+    'load': lambda: granular.grain.load(
         Stream(0, 24), num_epochs=2, shuffle=True, seed=3, transformations=[f.keep], batch_size=5
     ),
 }

@@ -1,0 +1,280 @@
+"""Compare the index of a dataset with the files of its shards.
+
+A file is the one in the index if it has its version, or its size and time. A copy has neither, or only the version, as
+S3 makes it of the bytes. So the shard of a file that has another version or time, but the same size, is compared by its
+content when it is first read: its spec, and what divides the bytes of its bags into datapoints. Its records are then
+read in the versions that were found.
+"""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from granular.aio.bags.identity import FileIdentity
+from granular.aio.datasets.index import DatasetIndex
+from granular.aio.datasets.shards import listed_shards
+from granular.aio.http.messages import http_date
+from granular.aio.paths.path import Path
+from granular.aio.paths.pure import relative_name
+from granular.aio.reply import changed
+from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.threads import offload
+from granular.aio.stores.base import Request, Stat
+from granular.aio.stores.fanout import read_all
+from granular.aio.stores.local.files import is_version, version_of
+from granular.errors import AccessDeniedError, CorruptError, NotFoundError, ObjectChangedError, UnsupportedError
+from granular.formats.layout import LIMIT, check_limits, parse_spec, shard_name, shard_numbers
+from granular.indexing import Ints
+
+_SECOND: Final = 10**9  # nanoseconds: Last-Modified has whole seconds, where a listing may have more
+_LISTED: Final = 2000  # objects of a dataset in a bucket up to which opening lists all of them, 1,000 per request
+
+Pins = Sequence[str | None]
+"""The versions of the bags of a shard, in the order of the index; None for an empty file without."""
+
+
+class Compared(NamedTuple):
+    """The result of ``compare``.
+
+    Attributes:
+      numbers: all shards that exist.
+      replaced: those with a file of another size than in the index; None if the files were not compared.
+      moved: those with files of the same sizes, but of other versions or times, which may be copies; each with the
+        versions of its bags, None if the listing does not report them.
+    """
+
+    numbers: list[int]
+    replaced: Ints | None
+    moved: Mapping[int, Pins | None]
+
+
+class _File(NamedTuple):
+    """What a disk or a listing tells of a file; ``is_indexed`` is True if it is the one in the index."""
+
+    size: int
+    is_indexed: bool
+    version: str | None = None
+
+
+_Look = Callable[[int, int], Sequence[_File]]
+"""Returns the bag, and its table in a file of its own, of a shard and the number of a bag."""
+
+
+async def compare(index: DatasetIndex, directory: Path) -> Compared:
+    """Compare the index with the files of the dataset, as far as few requests can.
+
+    On a disk, all files are compared. In a bucket with up to 2,000 objects, all of them are listed. Otherwise, or if
+    they may not be listed, only shards that were added are noticed; those that were replaced are when they are first
+    read.
+    """
+    store = directory.store
+    if store.local:
+        numbers = await listed_shards(directory)
+        return Compared(numbers, *await offload(_compare_files, index, directory.key, len(numbers)))
+    objects = len(index) * (1 + len(index.keys) * (1 + index.has_tables))
+    if not store.has_folders and objects <= _LISTED:
+        with contextlib.suppress(AccessDeniedError):
+            return await _compare_listing(index, directory)
+    try:
+        await store.read((directory / shard_name(len(index)) / 'spec.json').key)
+    except store.absent:
+        return Compared(list(range(len(index))), None, {})
+    return Compared(await listed_shards(directory), None, {})
+
+
+def _compare_files(index: DatasetIndex, key: str, count: int) -> tuple[Ints, Mapping[int, Pins | None]]:
+    def look(shard: int, number: int) -> tuple[_File, ...]:
+        stem = os.path.join(key, shard_name(shard), index.keys[number])
+        info = os.stat(f'{stem}.bag')
+        version = version_of(info)
+        bag = _File(info.st_size, is_version(index.pin(shard, number), version), version)
+        if not index.has_tables:
+            return (bag,)
+        info = os.stat(f'{stem}.idx')
+        # granular 1.0.0a1 noted the modification time.
+        times = info.st_ctime_ns, info.st_mtime_ns
+        return bag, _File(info.st_size // LIMIT * LIMIT, index.times(shard, number)[1] in times)
+
+    return _sort(index, min(len(index), count), look)
+
+
+async def _compare_listing(index: DatasetIndex, directory: Path) -> Compared:
+    files, names = dict[str, Stat](), set()
+    async for entry in directory.store.scan_tree(directory.key):
+        if not entry.is_dir:
+            name = relative_name(directory, entry.key)
+            files[name] = Stat(entry.size, entry.modified, entry.version)
+            names.add(name.partition('/')[0])
+
+    def look(shard: int, number: int) -> tuple[_File, ...]:
+        stem = f'{shard_name(shard)}/{index.keys[number]}'
+        return tuple(_listed(index, shard, number, files, stem))
+
+    return Compared(shard_numbers(names), *_sort(index, len(index), look))
+
+
+def _listed(index: DatasetIndex, shard: int, number: int, files: Mapping[str, Stat], stem: str) -> Iterable[_File]:
+    """Yield what a listing tells of a bag and its table; raise ``FileNotFoundError`` if one of them is missing."""
+    pins = index.pin(shard, number), None
+    for ending, time, pin in zip(('bag', 'idx'), index.times(shard, number), pins, strict=True):
+        if (file := files.get(f'{stem}.{ending}')) is None:
+            raise FileNotFoundError
+        is_indexed = to_nanoseconds(file.modified) == time and (None in (pin, file.version) or pin == file.version)
+        yield _File(file.size, is_indexed, file.version)
+        if not index.has_tables:
+            return
+
+
+def _sort(index: DatasetIndex, count: int, look: _Look) -> tuple[Ints, Mapping[int, Pins | None]]:
+    """Return which of the first shards were replaced, and which were moved."""
+    replaced: list[int] = []
+    moved: dict[int, Pins | None] = {}
+    for shard in range(count):
+        try:
+            found = [look(shard, number) for number in range(len(index.keys))]
+        except OSError:
+            replaced.append(shard)
+            continue
+        sizes = [index.file_sizes(shard, number) for number in range(len(index.keys))]
+        if _differ(found, sizes):
+            replaced.append(shard)
+        elif not all(file.is_indexed for files in found for file in files):
+            versions = [files[0].version for files in found]
+            known = all(version for version, own in zip(versions, sizes, strict=True) if own[0])
+            moved[shard] = versions if known else None
+    return np.array(replaced, np.int64), moved
+
+
+async def is_shard_unchanged(index: DatasetIndex, directory: Path, shard: int) -> bool:
+    """Return whether a shard in a bucket is the one in the index, by one request for its first bag.
+
+    Writers replace all files of a shard, but the versions of the bags that are read do not always tell: S3 gives the
+    same bytes the same version, whatever the references and limits that divide them, and empty records are never
+    requested. So this compares the time of the last change, too.
+    """
+    file = directory / shard_name(shard) / f'{index.keys[0]}.bag'
+    if (stat := await file.store.find(file.key)) is None or stat.size != index.file_sizes(shard, 0)[0]:
+        return False
+    if (pin := index.pin(shard, 0)) and stat.version and stat.version != pin:
+        return False
+    time, own = index.times(shard, 0)[0], to_nanoseconds(stat.modified)
+    return not time or not own or time // _SECOND == own // _SECOND
+
+
+async def find_moved(index: DatasetIndex, directory: Path, shard: int, seen: Pins | None = None) -> Pins | None:
+    """Return the versions of the bags of a shard that is a copy of the one in the index, or the same; None if it is
+    another one, or if that cannot be told.
+
+    Raise ``ObjectChangedError`` if the bags do not have the versions that were ``seen`` when the dataset was opened.
+    """
+    folder = directory / shard_name(shard)
+    files = await _find_files(index, folder)
+    found = []
+    try:
+        for number, key in enumerate(index.keys):
+            found.append([*_listed(index, shard, number, files, key)])
+    except FileNotFoundError:
+        return None
+    sizes = [index.file_sizes(shard, number) for number in range(len(index.keys))]
+    if _differ(found, sizes):
+        return None
+    if 'spec.json' not in files or any(_is_unknown(file) for own in found for file in own):
+        return None
+    pins = [own[0].version for own in found]
+    for key, before, now in zip(index.keys, seen or pins, pins, strict=True):
+        if before is not None and before != now:
+            raise changed(f'{folder / key}.bag', before, now)
+    if not directory.store.local and all(file.is_indexed for own in found for file in own):
+        return [index.pin(shard, number) for number in range(len(index.keys))]
+    known = [not index.has_tables and pin == index.pin(shard, number) for number, pin in enumerate(pins)]
+    unproven = [number for number, is_known in enumerate(known) if not is_known]
+    try:
+        same = await gather(
+            [
+                _has_same_spec(index, folder, files['spec.json'], is_proven=not unproven),
+                _has_same_tables(index, folder, shard, {number: found[number] for number in unproven}),
+            ]
+        )
+    except (CorruptError, NotFoundError, ObjectChangedError):
+        return None
+    return pins if all(same) else None
+
+
+def _differ(files: Sequence[Sequence[_File]], sizes: Sequence[Sequence[int]]) -> bool:
+    return [[file.size for file in own] for own in files] != [[*own] for own in sizes]
+
+
+def _is_unknown(file: _File) -> bool:
+    return file.size > 0 and not FileIdentity(file.size, file.version).is_proof
+
+
+async def _find_files(index: DatasetIndex, folder: Path) -> dict[str, Stat]:
+    """Return the files of a shard, as one listing has them, or else as each of them is."""
+    store, files = folder.store, dict[str, Stat]()
+    with contextlib.suppress(AccessDeniedError, UnsupportedError, NotFoundError):
+        async for entry in store.scan(folder.key):
+            if not entry.is_dir:
+                files[entry.name] = Stat(entry.size, entry.modified, entry.version)
+        if all(file.version for file in files.values() if file.size):
+            return files
+    names = ['spec.json', *(f'{key}.{end}' for key in index.keys for end in ('bag', 'idx')[: 1 + index.has_tables])]
+    with contextlib.suppress(AccessDeniedError):
+        stats = await gather([store.find((folder / name).key) for name in names])
+        return {name: stat for name, stat in zip(names, stats, strict=True) if stat is not None}
+    return {}
+
+
+async def _has_same_spec(index: DatasetIndex, folder: Path, file: Stat, is_proven: bool) -> bool:
+    """Return whether a shard has the spec of the index, and was not replaced since its files were listed."""
+    path, store = folder / 'spec.json', folder.store
+    if is_proven and store.versions_repeat and not store.local and (file.size, file.version) in index.known_specs:
+        return True
+    reply = await store.read(path.key, version=file.version)
+    written = http_date(reply.modified)
+    if not store.local and written is not None and int(file.modified or 0) not in (0, int(written.timestamp())):
+        return False  # S3 gives the same spec, written again, the same version
+    if reply.data not in index.known_specs and parse_spec(reply.data, f'{path}') != index.directory.spec:
+        return False
+    index.known_specs.update((reply.data, (file.size, file.version)))
+    return True
+
+
+async def _has_same_tables(index: DatasetIndex, folder: Path, shard: int, bags: Mapping[int, Sequence[_File]]) -> bool:
+    """Return whether bags, by number, are divided into datapoints as the index has it."""
+    states = {number: index.bag(shard, index.keys[number]) for number in bags}
+    requests: dict[int, Request] = {}
+    for number, files in bags.items():
+        path, state, file, start = folder / f'{index.keys[number]}.bag', states[number], files[-1], 0
+        if index.has_tables:
+            path = path.with_suffix('.idx')
+        elif number:  # of references, the records as well
+            start = state.datasize
+        if file.size > start:
+            requests[number] = Request(path.key, [start], [file.size], file.version)
+    data = dict.fromkeys(bags, b'')
+    data.update(zip(requests, itertools.chain(*await read_all(folder.store, [*requests.values()])), strict=True))
+    if 0 in bags and not index.has_tables:
+        refs, state = data.pop(0), states.pop(0)
+        limits = check_limits(
+            _limits_of(refs[state.datasize :], state.records), state.datasize, f'{folder / "refs.bag"}'
+        )
+        records = [refs[start:stop] for start, stop in itertools.pairwise(limits.tolist())]
+        if not await index.has_references(shard, records):
+            return False
+    return await index.has_limits(
+        shard, {number: _limits_of(table, states[number].records) for number, table in data.items()}
+    )
+
+
+def _limits_of(table: bytes, records: int) -> Ints:
+    """Return a zero and the limits of so many records, at the end of a table."""
+    return np.concatenate([np.zeros(1, np.int64), np.frombuffer(table, '<i8')[len(table) // LIMIT - records :]])
+
+
+def to_nanoseconds(seconds: float | None) -> int:
+    """Return the time of a listing in nanoseconds; 0 if it has none."""
+    return 0 if seconds is None else int(seconds * 1e9)

@@ -1,0 +1,1 @@
+"""Datasets of tokens of Megatron: an index and its data in two files."""
