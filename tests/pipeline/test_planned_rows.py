@@ -12,6 +12,7 @@ import granular
 from granular import MapDataset, ShardOptions, aio
 from granular.errors import DatapointError, InvalidArgumentError, StateError, UnknownKeyError
 from granular.shuffle import Blocks
+from tests.support.files import megatron_index
 from tests.support.states import check_each_state, plain
 
 
@@ -387,3 +388,14 @@ def test_parts_of_long_documents_are_read_alone(tmp_path):
         before = granular.io_stats()['bytes']
         rows.fetch([3, 7777])
         assert granular.io_stats()['bytes'] - before < 1000
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+def test_files_of_megatron(tmp_path, options):
+    sizes = [*SIZES, 70, 0, 33, 300]
+    (tmp_path / 'x.idx').write_bytes(megatron_index(sizes, code=4))
+    (tmp_path / 'x.bin').write_bytes(b''.join(document['tokens'].tobytes() for document in documents(sizes)))
+    length = 16 if options else 300
+    with granular.open(tmp_path / 'x.idx') as source:
+        rows = MapDataset.source(source).shuffle(seed=1).pack({'tokens': length}, **options)
+        assert plain(list(rows)) == plain(list(dataset(sizes).pack({'tokens': length}, **options)))
