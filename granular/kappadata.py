@@ -4,7 +4,7 @@
 
     import granular.kappadata as kappadata
 
-    for x, y in kappadata.ModeWrapper(dataset, mode='x y'):
+    for image, label in kappadata.ModeWrapper(reader, mode='image label'):
         ...
 
 Fields and wrappers load batches in bulk, over a reader in one fan-out. The page "Coming from KappaData" lists what

@@ -43,6 +43,7 @@ ONLY_ASYNC = {'abort', 'aclose', 'bags', 'choose', 'get', 'open', 'readers'} | {
     'kept',
     'measure',
     'nbytes',
+    'nullable_keys',
     'owners',
     'parents',
     'parts',

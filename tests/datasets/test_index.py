@@ -152,7 +152,7 @@ def test_index_is_built_in_every_store(root):
 
 @pytest.mark.parametrize('bucket', ['seaweed', 'fakegcs'], indirect=True)
 def test_large_datasets_open_with_three_requests(bucket, monkeypatch):
-    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     write(bucket / 'ds', range(12), shardlen=2, index=True)
     config = granular.IOConfig(index_memory=1)
     for folder in (bucket / 'ds', granular.Path(str(bucket / 'ds'), config=config, **bucket.aio.store.options)):
@@ -260,7 +260,7 @@ def test_replaced_and_added_shards_are_read_by_their_own_tables(root, caplog):
 @pytest.mark.parametrize(('bucket', 'layout'), [('seaweed', 'refs'), ('fakegcs', 'columns')], indirect=['bucket'])
 def test_replaced_shards_are_noticed_at_the_first_read(bucket, layout, monkeypatch, caplog):
     """Of many shards, no listing of all objects is made."""
-    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     folder = bucket / 'ds'
     write(folder, range(40), layout, shardlen=10, index=True)
     rewrite(folder / '000001', range(10, 20), layout, text='other')
@@ -280,7 +280,7 @@ def test_replaced_shards_are_noticed_at_the_first_read(bucket, layout, monkeypat
 
 @pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
 def test_copies_of_a_reader_notice_replaced_shards_independently(bucket, monkeypatch):
-    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     folder = bucket / 'ds'
     write(folder, range(20), shardlen=10, index=True)
     rewrite(folder / '000001', range(10, 20), text='other')
@@ -290,7 +290,7 @@ def test_copies_of_a_reader_notice_replaced_shards_independently(bucket, monkeyp
 
 @pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
 def test_shard_of_another_length_is_an_error_at_the_first_read(bucket, monkeypatch):
-    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     folder = bucket / 'ds'
     write(folder, range(40), shardlen=10, index=True)
     rewrite(folder / '000001', range(10, 15))
@@ -303,7 +303,7 @@ def test_shard_of_another_length_is_an_error_at_the_first_read(bucket, monkeypat
 
 @pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
 def test_index_that_is_replaced_while_it_is_read_page_by_page(bucket, monkeypatch):
-    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     write(bucket / 'ds', range(40), shardlen=10, index=True)
     config = granular.IOConfig(index_memory=1)
     folder = granular.Path(str(bucket / 'ds'), config=config, **bucket.aio.store.options)
@@ -319,7 +319,7 @@ def test_index_that_is_replaced_while_it_is_read_page_by_page(bucket, monkeypatc
 @pytest.mark.parametrize('change', ['dataset', 'dataset without an index', 'shard'])
 def test_dataset_that_is_replaced_while_it_is_open_is_not_mixed(bucket, listed, blocks, change, monkeypatch, tmp_path):
     if not listed:
-        monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+        monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     write(bucket / 'ds', range(40), shardlen=10, index=True)
     config = granular.IOConfig(cache_dir=str(tmp_path) if blocks else '')
     folder = granular.Path(str(bucket / 'ds'), config=config, **bucket.aio.store.options)
@@ -372,7 +372,7 @@ def write_points(folder, points, layout):
 @pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
 def test_same_bytes_that_are_divided_differently_are_noticed(bucket, layout, key, monkeypatch, clock):
     """S3 gives the same version to the same bytes, whatever the limits and references that divide them."""
-    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     for number in range(3):
         write_points(bucket / 'ds' / f'{number:06}', OLD, layout)
     granular.build_index(bucket / 'ds')
@@ -390,7 +390,7 @@ def test_same_bytes_that_are_divided_differently_are_noticed(bucket, layout, key
 @pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
 def test_empty_values_of_replaced_shards_are_noticed(bucket, monkeypatch):
     """An empty record is never requested."""
-    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     folder = bucket / 'ds'
     write(folder, [0, 0, 50, 50], shardlen=2, index=True)
     rewrite(folder / '000000', [50, 51, 52])
@@ -403,7 +403,7 @@ def test_empty_values_of_replaced_shards_are_noticed(bucket, monkeypatch):
 
 @pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
 def test_each_shard_is_compared_once(bucket, monkeypatch):
-    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     write(bucket / 'ds', range(40), shardlen=10, index=True)
     with granular.ShardedDatasetReader(bucket / 'ds', granular.decoders) as reader:
         for requests in (2, 1):
@@ -422,7 +422,7 @@ def test_columns_of_empty_values_have_an_index(bucket):
 
 @pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
 def test_windows_over_replaced_shards(bucket, monkeypatch, caplog):
-    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     folder = bucket / 'ds'
 
     def write_tokens(number, start):
@@ -485,7 +485,7 @@ def copies_of(folder, bucket):
 @pytest.mark.parametrize('bucket', ['seaweed', 'fakegcs'], indirect=True)
 def test_copied_datasets_are_read_by_their_index(tmp_path, bucket, layout, listed, monkeypatch, caplog):
     if not listed:
-        monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+        monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     for name, option in (('AWS_ACCESS_KEY_ID', 'key'), ('AWS_SECRET_ACCESS_KEY', 'secret')):
         monkeypatch.setenv(name, bucket.aio.store.options.get(option, ''))  # which are not pickled
     write(tmp_path / 'ds', range(30), layout, shardlen=10, index=True)
@@ -511,7 +511,7 @@ def test_copied_datasets_are_read_by_their_index(tmp_path, bucket, layout, liste
 )
 def test_shards_of_a_copy_are_compared_with_few_requests(bucket, layout, most, monkeypatch):
     """The versions of S3 say that the bytes are the same; what is beside them is read: tables, and once the spec."""
-    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     write(bucket / 'ds', range(80), layout, shardlen=10, index=True)
     (bucket / 'ds').copy(bucket / 'copy')
     with granular.ShardedDatasetReader(bucket / 'copy', granular.decoders) as reader:
@@ -529,7 +529,7 @@ def test_shards_of_a_copy_with_the_same_sizes_and_other_limits(
 ):
     """No way to read a shard uses limits or references of the index that are not those of the shard."""
     if place == 'unlisted':
-        monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)
+        monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     origin = granular.Path(tmp_path / 'ds')
     for number in range(4):
         write_points(origin / f'{number:06}', OLD, layout)

@@ -140,7 +140,7 @@ def pickled(reader, rng):
 
 def read_pickled(content, picks, listed):
     """Read by a pickled reader in another process."""
-    comparison._LISTED = listed
+    comparison.LISTED = listed
     with pickle.loads(content) as reader:
         return reader.fetch(picks), list(reader)
 
@@ -208,7 +208,7 @@ def compare_copies(reader, expected, rng, layout, others):
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         case 'process' if others is not None:
             picks = [rng.randrange(len(expected)) for _ in range(10)]
-            found = others.submit(read_pickled, pickled(reader, rng), picks, comparison._LISTED).result()
+            found = others.submit(read_pickled, pickled(reader, rng), picks, comparison.LISTED).result()
             assert found == ([expected[i] for i in picks], expected)
     return reads + compare(reader, expected, rng, layout)
 
@@ -282,7 +282,7 @@ def listing(monkeypatch):
 
     def listing(seed):
         if seed % 2:
-            monkeypatch.setattr(comparison, '_LISTED', 0)
+            monkeypatch.setattr(comparison, 'LISTED', 0)
         return not seed % 2
 
     return listing

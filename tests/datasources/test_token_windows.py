@@ -134,7 +134,7 @@ def test_order_is_the_same_for_any_number_of_workers_and_hosts(tmp_path):
 
 @pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
 def test_shard_that_was_replaced_behind_an_index_is_an_error_with_its_remedy(bucket, monkeypatch):
-    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)  # replaced shards are noticed when they are read
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)  # replaced shards are noticed when they are read
     folder = bucket / 'ds'
     write(folder, arrays((500, 500, 500, 500)), 2, index=True)
     other = bucket / 'other'

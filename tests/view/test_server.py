@@ -583,7 +583,7 @@ def test_page_of_thumbnails_is_one_fan_out(tmp_path):
 
 
 def test_shards_that_are_not_those_of_the_index_are_read_by_their_own_tables(fakegcs, monkeypatch):
-    monkeypatch.setattr('granular.aio.datasets.comparison._LISTED', 0)  # as in a large dataset
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)  # as in a large dataset
     folder, spec = fakegcs.place(), {'words': 'utf8[]', 'number': 'int'}
     with granular.ShardedDatasetWriter(folder, spec, granular.encoders, shardlen=2, index=True) as writer:
         for words in (['x'], ['y'], ['a', 'b'], ['c']):

@@ -31,7 +31,7 @@ from granular.formats.layout import LIMIT, check_limits, parse_spec, shard_name,
 from granular.indexing import Ints
 
 _SECOND: Final = 10**9  # nanoseconds: Last-Modified has whole seconds, where a listing may have more
-_LISTED: Final = 2000  # objects of a dataset in a bucket up to which opening lists all of them, 1,000 per request
+LISTED: Final = 2000  # objects of a dataset in a bucket up to which opening lists all of them, 1,000 per request
 
 Pins = Sequence[str | None]
 """The versions of the bags of a shard, in the order of the index; None for an empty file without."""
@@ -76,7 +76,7 @@ async def compare(index: DatasetIndex, directory: Path) -> Compared:
         numbers = await listed_shards(directory)
         return Compared(numbers, *await offload(_compare_files, index, directory.key, len(numbers)))
     objects = len(index) * (1 + len(index.keys) * (1 + index.has_tables))
-    if not store.has_folders and objects <= _LISTED:
+    if not store.has_folders and objects <= LISTED:
         with contextlib.suppress(AccessDeniedError):
             return await _compare_listing(index, directory)
     try:
