@@ -116,7 +116,9 @@ def test_shapes_are_known_behind_functions_and_orders():
 
 
 def test_the_spec_has_no_lengths_that_differ():
-    spec = granular.grain.experimental.get_element_spec(dataset(channels=(2,)).select(['audio', 'label']).batch_by_size('audio', 60))
+    spec = granular.grain.experimental.get_element_spec(
+        dataset(channels=(2,)).select(['audio', 'label']).batch_by_size('audio', 60)
+    )
     assert {key: value.shape for key, value in spec.items()} == {
         'audio': (None, None, 2), 'label': (None,), 'audio_sizes': (None,)
     }  # fmt: skip
