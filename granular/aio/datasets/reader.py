@@ -194,11 +194,7 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         return await columns.available(number)
 
     async def sizes(self, key: str) -> Ints:
-        """Return the size of a value in each datapoint, without reading the values.
-
-        ::
-
-            sizes = await reader.sizes('tokens')  # int64, of shape (len(reader),)
+        """Return the size of a value in each datapoint, int64 of shape ``(len(reader),)``, without reading the values.
 
         Of arrays it is the length, which follows from the limits of the records and the dtype of the first array; of
         sequences (types such as ``utf8[]``) the number of values; of texts and raw bytes the bytes.
