@@ -7,6 +7,7 @@ from pyarrow import parquet
 
 import granular
 from granular.errors import DatapointError
+from granular.grain.experimental import get_element_spec
 
 # Of batches of three: one without None, one with some, one of None alone.
 PRESENT = [True, True, True, True, False, True, False, False, False, True, True, True]
@@ -68,7 +69,7 @@ def test_types_of_batches_do_not_depend_on_their_values(source, pipeline, tmp_pa
     with granular.open(path) as reader:
         dataset = PIPELINES[pipeline](granular.MapDataset.source(reader))
         batches = list(dataset)
-        spec = granular.get_element_spec(dataset)
+        spec = get_element_spec(dataset)
     assert len(batches) == 4
     for batch in batches:
         kinds = {name: values.dtype for name, values in batch.items()}

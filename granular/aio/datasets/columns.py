@@ -235,6 +235,11 @@ class Picks(NamedTuple):
         """Return datapoints of one dataset."""
         return cls([columns], np.array([len(indices)]), indices)
 
+    @classmethod
+    def of_several(cls, datasets: Sequence[Columns], counts: Ints, indices: Ints) -> Self:
+        """Return so many datapoints of each of some datasets."""
+        return cls(datasets, counts, indices)
+
     @property
     def is_remote(self) -> bool:
         return self.datasets[0].is_remote

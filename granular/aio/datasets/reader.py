@@ -1,8 +1,9 @@
 """Read datasets of either layout. docs/format.md describes the files."""
 
 import abc
+import weakref
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, Final, Self, SupportsIndex, overload
+from typing import Any, Final, NamedTuple, Self, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +31,30 @@ from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.lifecycle import check_open, ensure_open
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
+from granular.aio.stores import Store
 from granular.aio.stores.fanout import once_more
 from granular.errors import InvalidArgumentError, NotFoundError, ObjectChangedError
-from granular.indexing import Ints, index_of, indices_of
+from granular.indexing import Ints, cut_into, index_of, indices_of
 from granular.metrics import timing
+
+# Of equal stores one, as comparing two takes as long as reading a small record.
+_STORES: Final[weakref.WeakValueDictionary[Store, Store]] = weakref.WeakValueDictionary()
+
+
+class Located(NamedTuple):
+    """Datapoints of the shards of a reader: so many of each, by their indices there."""
+
+    columns: list[Columns]
+    counts: Ints
+    indices: Ints
+    order: Ints | None  # of the datapoints that were asked for; None for this one
+    is_proven: bool  # False if they are still to be compared with an index
+
 
 # Types of values of any kind, of which some may be None.
 _ANY: Final = ('msgpack', 'json', 'tree')
@@ -47,6 +65,7 @@ class DatapointReader(PinnedSource[Datapoint_co]):
 
     directory: Path
     _tables: dict[str, ArrayTable]  # of keys that parts were read of
+    _shared_with: Any = None  # what readers have in common whose datapoints are fetched together, once it is known
     _shared: Any = None  # the index, pickled with the reader for a worker process
 
     def _pickled(self) -> dict[str, Any]:
@@ -169,6 +188,19 @@ class DatapointReader(PinnedSource[Datapoint_co]):
             return datapoints
         values, order = await self._read(positions, choices)
         return as_datapoints(values, choices, len(positions), order)
+
+    @abc.abstractmethod
+    def _locate(self, positions: Ints) -> Located:
+        """Return where datapoints are."""
+
+    def _kin(self) -> Any:
+        if self._state == 'open' and self._shared_with is None:
+            fields = tuple((field.key, field.kind, id(field.fn)) for field in fields_read(self))
+            self._shared_with = _STORES.setdefault(self.directory.store, self.directory.store), self.layout, fields
+        return self._shared_with if self._state == 'open' else None
+
+    async def _fetch_together(self, others: Sequence[Any], indices: Sequence[Ints], mask: Mask) -> list[list[Any]]:
+        return await _fetch_together([self, *others], indices, mask)
 
     def _read_few(self, positions: Ints, choices: Sequence[Choice]) -> list[Datapoint] | None:
         """Return datapoints, read one by one on this thread; None if they are not read or decoded without waiting, or
@@ -362,6 +394,9 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         await self._prove(positions)
         return await read_columns(Picks.of(self._dataset.columns, positions), choices), None
 
+    def _locate(self, positions: Ints) -> Located:
+        return Located([self._dataset.columns], np.array([len(positions)]), positions, None, self._compared is None)
+
     def copy(self) -> Self:
         """Return an independently closable reader of the same dataset that shares its caches."""
         return self._copied(_dataset=self._dataset.copy(), _tables={})
@@ -417,6 +452,33 @@ async def fetch_buffers(
     await reader._prove(positions)
     columns = columns_of(reader)
     return await read_buffers(columns, positions, columns.choose(mask))
+
+
+async def _fetch_together(
+    readers: Sequence[DatapointReader[Any]], indices: Sequence[Ints], mask: Mask
+) -> list[list[Datapoint]]:
+    """Return datapoints of several open readers of one spec, decoders and store, read in one fan-out."""
+    choices = readers[0]._first.choose(mask)
+    positions = [indices_of(own, len(reader), reader._name) for reader, own in zip(readers, indices, strict=True)]
+    located = [reader._locate(own) for reader, own in zip(readers, positions, strict=True)]
+    if unproven := [i for i, each in enumerate(located) if not each.is_proven]:
+        await to_loop()
+        await gather([readers[i]._prove(positions[i]) for i in unproven])
+        for i in unproven:
+            located[i] = readers[i]._locate(positions[i])
+    picks = Picks.of_several(
+        [columns for each in located for columns in each.columns],
+        np.concatenate([each.counts for each in located]),
+        np.concatenate([each.indices for each in located]),
+    )
+    values = await read_columns(picks, choices)
+    totals = [len(own) for own in positions]
+    firsts = np.cumsum([0, *totals])
+    orders = [
+        first + (np.arange(total) if each.order is None else each.order)
+        for each, total, first in zip(located, totals, firsts.tolist(), strict=False)
+    ]
+    return cut_into(as_datapoints(values, choices, len(picks.indices), np.concatenate(orders)), totals)
 
 
 def _reorder(values: list[Any], order: Ints | None) -> list[Any]:

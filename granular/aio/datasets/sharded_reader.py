@@ -15,7 +15,7 @@ from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.columns import Choice, Columns, Mask, Picks, read_columns
 from granular.aio.datasets.dataset import OpenOptions
 from granular.aio.datasets.indexed_shards import IndexedShards
-from granular.aio.datasets.reader import DatapointReader, DatasetReader, columns_of, reader_of
+from granular.aio.datasets.reader import DatapointReader, DatasetReader, Located, columns_of, reader_of
 from granular.aio.datasets.shard_opener import ListedShards, ShardOpener, Shards, SharedIndex
 from granular.aio.datasets.shards import check_series
 from granular.aio.paths.path import Path
@@ -163,7 +163,8 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         shard = int(self._stops.searchsorted(position, side='right'))
         return self._shards[shard].columns, position - int(self._starts[shard])
 
-    async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
+    def _divided(self, positions: Ints) -> tuple[Ints, Ints, Ints, Ints | None]:
+        """Return the shards of positions, how many each has, the indices there, and the order of these."""
         shards, order = self._stops.searchsorted(positions, side='right'), None
         if (shards[1:] < shards[:-1]).any():
             order = shards.argsort(kind='stable')
@@ -171,7 +172,16 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         positions = positions - self._starts[shards]
         edges = np.flatnonzero(shards[1:] != shards[:-1]) + 1
         bounds = np.concatenate((_FIRST, edges, [len(shards)]))
-        numbers, counts = shards[bounds[:-1]], bounds[1:] - bounds[:-1]
+        return shards[bounds[:-1]], bounds[1:] - bounds[:-1], positions, order
+
+    def _locate(self, positions: Ints) -> Located:
+        numbers, counts, indices, order = self._divided(positions)
+        shards = self._shards
+        is_unchecked = isinstance(shards, IndexedShards) and shards.unchecked[numbers].any()
+        return Located(shards.columns(numbers.tolist()), counts, indices, order, not is_unchecked)
+
+    async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
+        numbers, counts, positions, order = self._divided(positions)
         used = numbers.tolist()
         while True:
             picks = Picks(self._shards.columns(used), counts, positions)

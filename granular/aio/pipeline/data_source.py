@@ -2,7 +2,7 @@
 
 import abc
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from numpy.typing import NDArray
@@ -64,6 +64,14 @@ class DataSource(Answering):
     async def _array_parts(self, key: str, indices: Ints, begins: Ints, stops: Ints) -> list[NDArray[Any]] | None:
         return None
 
+    def _kin(self) -> Any:
+        """Return a value that is equal for sources whose datapoints can be fetched together; None if there are none."""
+        return None
+
+    async def _fetch_together(self, others: Sequence[Any], indices: Sequence[Any], mask: Any) -> list[list[Any]]:
+        """Return datapoints of this source and of others with an equal ``_kin``, by the indices in each."""
+        raise NotImplementedError
+
     async def _nullable_keys(self, mask: Collection[str] | None) -> frozenset[str]:
         """Return the keys, all or those of a mask, of which some values may be None, or of another type."""
         return frozenset()
@@ -83,6 +91,18 @@ def as_data_source(source: Any) -> DataSource:
         return source
     fingerprint = getattr(source, '_fingerprint', None)
     return _HuggingFace(fingerprint) if isinstance(fingerprint, str) else DataSource()
+
+
+def kin_of(source: DataSource) -> Any:
+    """Return a value that is equal for sources whose datapoints can be fetched together; None if there are none."""
+    return source._kin()
+
+
+def fetch_together(
+    sources: Sequence[DataSource], indices: Sequence[Any], mask: Any
+) -> Coroutine[Any, Any, list[list[Any]]]:
+    """Return datapoints of each of several sources with an equal ``kin_of``."""
+    return sources[0]._fetch_together(sources[1:], indices, mask)
 
 
 class OpenedDataSource(DataSource, Awaited, AsyncResource, Generic[Datapoint_co]):

@@ -15,7 +15,14 @@ from numpy.typing import ArrayLike, NDArray
 from granular._other_names import Elementless, Unindexed
 from granular._words import counted
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
-from granular.aio.pipeline.data_source import as_data_source, file_bytes, nullable_keys, parts_of
+from granular.aio.pipeline.data_source import (
+    as_data_source,
+    fetch_together,
+    file_bytes,
+    kin_of,
+    nullable_keys,
+    parts_of,
+)
 from granular.aio.pipeline.nodes.source import Source, estimate_nbytes, length_of, map_in_threads, timed
 from granular.aio.runtime.buffers import read_only
 from granular.aio.runtime.immediate import to_loop
@@ -26,6 +33,8 @@ from granular.errors import (
     ClosedError,
     DatapointError,
     InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
     OutOfRangeError,
     StoreError,
     UnknownKeyError,
@@ -147,6 +156,12 @@ class _Adapter(Source):
             self._file_bytes = file_bytes(self._told, self._mask)
         return self._file_bytes
 
+    def _count(self, datapoints: list[Any]) -> None:
+        if self._is_own and timing.on:
+            self.record_time(len(datapoints), 0.0)
+        if datapoints:
+            self.largest = max(self.largest, estimate_nbytes(datapoints) // len(datapoints))
+
     def _record(self, count: int, began: float) -> None:
         """Add the time since calls of the object began, which returned so many datapoints."""
         if timing.on:
@@ -173,10 +188,7 @@ class _Adapter(Source):
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         try:
             datapoints = await self._fetch(indices)
-            if self._is_own and timing.on:
-                self.record_time(len(datapoints), 0.0)
-            if datapoints:
-                self.largest = max(self.largest, estimate_nbytes(datapoints) // len(datapoints))
+            self._count(datapoints)
             return datapoints
         except Exception as error:
             if not capturing.get() or not of_datapoint(error):
@@ -197,6 +209,28 @@ class Fetching(_Adapter):
     def __init__(self, source: Any, method: str = 'fetch', mask: Sequence[str] | None = None) -> None:
         super().__init__(source, method, mask)
         self._is_own = (getattr(source.fetch, '__module__', None) or '').startswith('granular.')
+
+    def kin(self) -> Any:
+        """Return a value that is equal for sources that are fetched together; None for one that is fetched alone."""
+        kin = kin_of(self._told) if self._is_own else None
+        return None if kin is None else (kin, self._mask)
+
+    async def fetch_with(self, others: Sequence['Fetching'], indices: Sequence[Ints]) -> list[list[Any]]:
+        """Return datapoints of this source and of others that are its kin, by the indices in each, in one fan-out."""
+        sources = [self, *others]
+        try:
+            parts = await fetch_together([source.root for source in sources], indices, self._mask)
+        except Exception as error:
+            is_captured = capturing.get() and of_datapoint(error)
+            if not is_captured and not isinstance(error, ObjectChangedError | NotFoundError):
+                raise
+        else:
+            for source, datapoints in zip(sources, parts, strict=True):
+                source._count(datapoints)
+            return parts
+        # Alone, each reads again what was replaced, and tells apart the datapoints that fail.
+        await to_loop()
+        return await gather([source.fetch(own) for source, own in zip(sources, indices, strict=True)])
 
     def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]:
         options: dict[str, Any] = {} if self._mask is None else {'mask': self._mask}

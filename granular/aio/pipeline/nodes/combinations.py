@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.execution.failures import Failure
-from granular.aio.pipeline.nodes.adapters import convert
-from granular.aio.pipeline.nodes.indices import ENDLESS, check_finite, check_length, in_epochs
+from granular.aio.pipeline.nodes.adapters import Fetching, convert
+from granular.aio.pipeline.nodes.indices import ENDLESS, check_finite, check_length, in_epochs, looked_up
 from granular.aio.pipeline.nodes.patterns import Pattern, mixed, size_of
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, length_of
 from granular.aio.runtime.immediate import to_loop
@@ -53,8 +53,15 @@ class SourceChoice(Node):
         """Return, for each index, the number of the source and the index in that source."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        owners, inner = await offload(self._chosen, np.asarray(indices, np.int64))
-        return await fetch_by_owner(owners, lambda owner, at: self.parents[owner].fetch(inner[at]))
+        steps = np.asarray(indices, np.int64)
+        groups, parts = await offload(self._find, steps)
+        return placed(groups, await _fetch_parts(parts), len(steps))
+
+    def _find(self, indices: Ints) -> tuple[list[tuple[int, Ints]], list[tuple[Source, Ints]]]:
+        """Return the owners with their positions, and what is read of each: its source, and the indices in that."""
+        owners, inner = self._chosen(indices)
+        groups = grouped(owners)
+        return groups, [looked_up(self.parents[owner], inner[positions]) for owner, positions in groups]
 
     def _chosen(self, indices: Ints) -> tuple[Ints, Ints]:
         if not self.kept:
@@ -63,6 +70,30 @@ class SourceChoice(Node):
         owners, inner = self.choose(positions)
         lengths = np.array([len(parent) for parent in self.parents], np.int64)
         return owners, in_epochs(inner, epochs, lengths[owners])
+
+
+async def _fetch_parts(parts: Sequence[tuple[Source, Ints]]) -> list[list[Any]]:
+    """Return the datapoints of several sources, by the indices in each: of readers that are alike, in one fan-out."""
+    alike: dict[Any, list[int]] = {}
+    for number, (source, _) in enumerate(parts):
+        kin = source.kin() if isinstance(source, Fetching) and len(parts) > 1 else None
+        alike.setdefault((number,) if kin is None else kin, []).append(number)
+    if len(alike) > 1:
+        await to_loop()
+    fetched = await gather([_fetch_alike([parts[number] for number in numbers]) for numbers in alike.values()])
+    out: list[list[Any]] = [[] for _ in parts]
+    for numbers, found in zip(alike.values(), fetched, strict=True):
+        for number, datapoints in zip(numbers, found, strict=True):
+            out[number] = datapoints
+    return out
+
+
+async def _fetch_alike(parts: Sequence[tuple[Source, Ints]]) -> list[list[Any]]:
+    first, indices = parts[0]
+    if len(parts) == 1 or not isinstance(first, Fetching):
+        return [await first.fetch(indices)]
+    others = [source for source, _ in parts[1:] if isinstance(source, Fetching)]
+    return await first.fetch_with(others, [own for _, own in parts])
 
 
 async def fetch_by_owner(owners: Ints, fetch: Callable[[int, Ints], Coroutine[Any, Any, Sequence[Any]]]) -> list[Any]:

@@ -49,6 +49,19 @@ class IndexNode(Node):
         source, steps = look_up(self.parents[0], self._lookup(np.asarray(indices, np.int64)))
         return await source.fetch(steps)
 
+    def chosen(self, indices: Ints) -> Ints | None:
+        """Return the indices of the source at these; None if ``fetch`` does more than to look them up. It may take as
+        long as a user's order.
+        """
+        return self._lookup(indices) if type(self).fetch is IndexNode.fetch else None
+
+
+def looked_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
+    """Return the next source that does more than to map indices, and its indices, also behind a shuffle."""
+    while isinstance(source, IndexNode) and (inner := source.chosen(indices)) is not None:
+        source, indices = source.parents[0], inner
+    return source, indices
+
 
 def look_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
     """Return the next source that does more than to map indices, and its indices."""
@@ -161,6 +174,12 @@ class Shuffle(IndexNode):
             steps = await offload(self._lookup, steps)
         source, steps = look_up(source, steps)
         return await source.fetch(steps)
+
+    def chosen(self, indices: Ints) -> Ints | None:
+        if isinstance(self.parents[0], BlockBuffer):
+            return None
+        check_not_empty(self, len(self), indices)
+        return self._lookup(self._steps(indices))
 
     def _lookup(self, indices: Ints) -> Ints:
         return shuffled(indices, len(self), self.order, self.seed)
