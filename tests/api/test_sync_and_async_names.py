@@ -46,6 +46,7 @@ ONLY_ASYNC = {'abort', 'aclose', 'bags', 'choose', 'get', 'open', 'readers'} | {
     'nullable_keys',
     'owners',
     'parents',
+    'parts',
     'passes_epochs',
     'pattern',
     'record_time',

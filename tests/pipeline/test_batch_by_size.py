@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import granular
 from granular import MapDataset, ShardOptions, aio
 from granular.errors import DatapointError, InvalidArgumentError, StateError
 from tests.support.states import check_each_state, plain
@@ -112,6 +113,15 @@ def test_shapes_are_known_behind_functions_and_orders():
     assert batches.shuffle(seed=3).map(lambda batch: batch).repeat().shapes == batches.shapes
     with pytest.raises(InvalidArgumentError, match=r'call batch_by_size\(\) before'):
         assert dataset().shapes
+
+
+def test_the_spec_has_no_lengths_that_differ():
+    spec = granular.grain.experimental.get_element_spec(
+        dataset(channels=(2,)).select(['audio', 'label']).batch_by_size('audio', 60)
+    )
+    assert {key: value.shape for key, value in spec.items()} == {
+        'audio': (None, None, 2), 'label': (None,), 'audio_sizes': (None,)
+    }  # fmt: skip
 
 
 def test_padding_is_about_the_least():

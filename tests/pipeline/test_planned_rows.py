@@ -12,6 +12,7 @@ import granular
 from granular import MapDataset, ShardOptions, aio
 from granular.errors import DatapointError, InvalidArgumentError, StateError, UnknownKeyError
 from granular.shuffle import Blocks
+from tests.support.files import megatron_index
 from tests.support.states import check_each_state, plain
 
 
@@ -341,13 +342,60 @@ def test_an_epoch_with_other_sizes_is_refused():
         rows[len(rows)]
 
 
-def test_a_dataset_on_disk(tmp_path):
+OPTIONS = [
+    {},
+    {'strategy': 'concat_then_split'},
+    {'strategy': 'concat_then_split', 'separator': -1, 'extra': 1},
+    {'longer': 'divide'},
+    {'longer': 'divide', 'separator': -1},
+]
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+@pytest.mark.parametrize('kind', ['dataset', 'sharded', 'indexed', 'verified'])
+def test_a_dataset_on_disk(tmp_path, options, kind):
+    sizes = [*SIZES, 70, 0, 33, 300]
     spec = {'size': 'int', 'tokens': 'array'}
-    with granular.ShardedDatasetWriter(tmp_path / 'ds', spec, granular.encoders, shardlen=20) as writer:
-        for document in documents(SIZES):
+    if kind == 'dataset':
+        writer = granular.DatasetWriter(tmp_path / 'ds', spec, granular.encoders)
+    else:
+        writer = granular.ShardedDatasetWriter(tmp_path / 'ds', spec, granular.encoders, shardlen=20)
+    with writer:
+        for document in documents(sizes):
             writer.append({'size': int(document['size']), 'tokens': document['tokens']})
-    with granular.ShardedDatasetReader(tmp_path / 'ds', granular.decoders) as reader:
-        rows = MapDataset.source(reader).shuffle(seed=1).pack({'tokens': 16})
-        assert plain(list(rows)) == plain(list(dataset().pack({'tokens': 16})))
+    if kind == 'indexed':
+        granular.build_index(tmp_path / 'ds')
+    open_reader = granular.DatasetReader if kind == 'dataset' else granular.ShardedDatasetReader
+    length = 16 if options else 300
+    with open_reader(tmp_path / 'ds', granular.decoders, verify=kind == 'verified') as reader:
+        rows = MapDataset.source(reader).shuffle(seed=1).pack({'tokens': length}, **options)
+        expected = plain(list(dataset(sizes).pack({'tokens': length}, **options).repeat(2)))
+        assert plain(list(rows.repeat(2))) == expected
+        assert plain(rows.fetch([5, 0, 5])) == [expected[5], expected[0], expected[5]]
+        assert plain(list(rows.to_iter_dataset(on_error='skip'))) == expected[: len(rows)]
+        assert plain(list(pickle.loads(pickle.dumps(rows)))) == expected[: len(rows)]
         with pytest.raises(UnknownKeyError, match='words'):
             MapDataset.source(reader).pack({'words': 16})
+
+
+def test_parts_of_long_documents_are_read_alone(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', {'tokens': 'array'}, granular.encoders) as writer:
+        writer.append({'tokens': np.arange(1 << 20, dtype=np.int32)})
+        writer.append({'tokens': np.arange(1 << 20, dtype=np.int32)})
+    with granular.DatasetReader(tmp_path / 'ds') as reader:
+        rows = MapDataset.source(reader).shuffle(seed=1).pack({'tokens': 16}, strategy='concat_then_split')
+        assert len(rows) == 1 << 17
+        before = granular.io_stats()['bytes']
+        rows.fetch([3, 7777])
+        assert granular.io_stats()['bytes'] - before < 1000
+
+
+@pytest.mark.parametrize('options', OPTIONS)
+def test_files_of_megatron(tmp_path, options):
+    sizes = [*SIZES, 70, 0, 33, 300]
+    (tmp_path / 'x.idx').write_bytes(megatron_index(sizes, code=4))
+    (tmp_path / 'x.bin').write_bytes(b''.join(document['tokens'].tobytes() for document in documents(sizes)))
+    length = 16 if options else 300
+    with granular.open(tmp_path / 'x.idx') as source:
+        rows = MapDataset.source(source).shuffle(seed=1).pack({'tokens': length}, **options)
+        assert plain(list(rows)) == plain(list(dataset(sizes).pack({'tokens': length}, **options)))

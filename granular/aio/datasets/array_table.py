@@ -103,6 +103,13 @@ class ArrayTable:
 
     async def parts(self, datapoints: Ints, begins: Ints, stops: Ints) -> list[NDArray[Any]]:
         """Return parts of arrays, in one fan-out; with the first part of an array, its head is read and compared."""
+        filled = np.flatnonzero(stops > begins)
+        if len(filled) < len(datapoints):
+            read = await self.parts(datapoints[filled], begins[filled], stops[filled]) if len(filled) else []
+            out = [np.zeros((0, *self.shape), self.dtype)] * len(datapoints)
+            for i, part in zip(filled.tolist(), read, strict=True):
+                out[i] = part
+            return out
         starts, ends = (self._starts[datapoints] + limits * self._step for limits in (begins, stops))
         unchecked = np.unique(datapoints[~self._checked[datapoints]])
         owners = datapoints
@@ -113,13 +120,13 @@ class ArrayTable:
             starts = np.append(starts, self._starts[unchecked] - heads)
             ends = np.append(ends, self._starts[unchecked])
 
-        async def read() -> list[bytes]:
+        async def read_all() -> list[bytes]:
             parts = await self._read_bytes(owners, starts, ends)
             for owner, head in zip(unchecked.tolist(), parts[len(datapoints) :], strict=True):
                 await self._check_head(owner, head)
             return parts
 
-        parts = await once_more(self._remote, read)
+        parts = await once_more(self._remote, read_all)
         self._checked[unchecked] = True
         return [np.frombuffer(part, self.dtype).reshape(-1, *self.shape) for part in parts[: len(datapoints)]]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final, NamedTuple, Self, SupportsIndex, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from granular import formats
 from granular._typing import Datapoint_co
@@ -37,7 +38,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Store
 from granular.aio.stores.fanout import once_more
-from granular.errors import InvalidArgumentError
+from granular.errors import InvalidArgumentError, NotFoundError, ObjectChangedError
 from granular.indexing import Ints, cut_into, index_of, indices_of
 from granular.metrics import timing
 
@@ -63,6 +64,7 @@ class DatapointReader(PinnedSource[Datapoint_co]):
     """Base of the readers of a single dataset and of a sharded one."""
 
     directory: Path
+    _tables: dict[str, ArrayTable]  # of keys that parts were read of
     _shared_with: Any = None  # what readers have in common whose datapoints are fetched together, once it is known
     _shared: Any = None  # the index, pickled with the reader for a worker process
 
@@ -84,6 +86,10 @@ class DatapointReader(PinnedSource[Datapoint_co]):
     @abc.abstractmethod
     def _all_columns(self) -> list[Columns]:
         """Return the columns of the dataset, or of each shard."""
+
+    async def _compared_columns(self) -> list[Columns]:
+        """Return the columns, after shards were compared with their index, so that they can be read directly."""
+        return self._all_columns()
 
     @abc.abstractmethod
     def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
@@ -220,11 +226,7 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         return await columns.available(number)
 
     async def sizes(self, key: str) -> Ints:
-        """Return the size of a value in each datapoint, without reading the values.
-
-        ::
-
-            sizes = await reader.sizes('tokens')  # int64, of shape (len(reader),)
+        """Return the size of a value in each datapoint, int64 of shape ``(len(reader),)``, without reading the values.
 
         Of arrays it is the length, which follows from the limits of the records and the dtype of the first array; of
         sequences (types such as ``utf8[]``) the number of values; of texts and raw bytes the bytes.
@@ -246,6 +248,21 @@ class DatapointReader(PinnedSource[Datapoint_co]):
             f'{self._name}: the sizes of key {key!r}, of type {field.kind!r}, are not known: write them as a key of '
             f"type 'int', and pass the name of that key as sizes="
         )
+
+    async def _array_parts(self, key: str, indices: Ints, begins: Ints, stops: Ints) -> list[NDArray[Any]] | None:
+        await self._ensure_open()
+        try:
+            if (table := self._tables.get(key)) is None:
+                shards = await self._compared_columns()
+                (choice,) = shards[0].choose((key,))
+                ours = choice.field.kind == 'array' and choice.field.fn is formats.decoders['array']
+                if not ours or any(columns.bags[key].sums is not None for columns in shards):
+                    return None
+                table = self._tables[key] = await ArrayTable.read(shards, key)
+            return await table.parts(indices, begins, stops)
+        except (ObjectChangedError, NotFoundError):
+            self._tables.pop(key, None)
+            return None  # a shard may be read by its own tables
 
     async def _nullable_keys(self, mask: Collection[str] | None) -> frozenset[str]:
         await self._ensure_open()
@@ -299,7 +316,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         self.directory: Path = Path(directory)
         self._options = OpenOptions.of(decoders, cache_index, cache_keys, verify)
         self._dataset = Dataset(self.directory, self._options)
-        self._name = self._dataset.name
+        self._name, self._tables = self._dataset.name, {}
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (self.directory,), self._options._asdict()
@@ -382,7 +399,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same dataset that shares its caches."""
-        return self._copied(_dataset=self._dataset.copy())
+        return self._copied(_dataset=self._dataset.copy(), _tables={})
 
 
 def reader_of(

@@ -65,7 +65,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         super().__init__()
         series = check_series(shardstart, shardstep)
         self.directory: Path = Path(directory)
-        self._name = f'{self.directory}'
+        self._name, self._tables = f'{self.directory}', {}
         self._options = OpenOptions.of(decoders, cache_index, cache_keys, verify)
         self._choice = {'shardstart': series[0], 'shardstep': series[1], 'index': index}
         self._opener = ShardOpener(self.directory, self._options, series, index)
@@ -145,7 +145,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same shards that shares its caches."""
-        return self._copied(_shards=self._shards.copy())
+        return self._copied(_shards=self._shards.copy(), _tables={})
 
     @property
     def _first(self) -> Columns:
@@ -153,6 +153,10 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
 
     def _all_columns(self) -> list[Columns]:
         return [dataset.columns for dataset in self._shards]
+
+    async def _compared_columns(self) -> list[Columns]:
+        await compare_shards(self)
+        return self._all_columns()
 
     def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
         position = index_of(index, len(self), self._name)

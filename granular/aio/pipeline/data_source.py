@@ -5,12 +5,14 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
+from numpy.typing import NDArray
+
 from granular._other_names import Answering, Awaited
 from granular._typing import Datapoint_co
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
 from granular.formats.display import Samples
-from granular.indexing import check_integer
+from granular.indexing import Ints, check_integer
 
 R = TypeVar('R')
 
@@ -57,6 +59,9 @@ class DataSource(Answering):
         return None
 
     def _file_bytes(self, mask: Any) -> int | None:
+        return None
+
+    async def _array_parts(self, key: str, indices: Ints, begins: Ints, stops: Ints) -> list[NDArray[Any]] | None:
         return None
 
     def _kin(self) -> Any:
@@ -156,6 +161,13 @@ async def identify(source: OpenedDataSource[Any]) -> None:
 def file_bytes(source: DataSource, mask: Any) -> int | None:
     """Return the bytes of the files of an open source, for some fields if it can tell them; None for other sources."""
     return source._file_bytes(mask)
+
+
+def parts_of(
+    source: DataSource, key: str, indices: Ints, begins: Ints, stops: Ints
+) -> Coroutine[Any, Any, list[NDArray[Any]] | None]:
+    """Return parts of the arrays of a key, without reading the rest; None if they can only be read whole."""
+    return source._array_parts(key, indices, begins, stops)
 
 
 async def nullable_keys(source: DataSource, mask: Collection[str] | None) -> frozenset[str]:

@@ -45,19 +45,13 @@ class PlannedOperations(abc.ABC):
     ) -> Any:
         """Pack sequences into rows of fixed lengths, by a plan of their sizes, before anything is read.
 
-        ::
-
-            documents = MapDataset.source(reader).shuffle(seed=1)
-            rows = documents.pack({'tokens': 2048})
-            rows = documents.pack({'tokens': 2048}, strategy='concat_then_split')
-
         Rows have the keys that ``IterDataset.pack`` gives them. Each epoch has as many rows, with each document once:
         those of about equal size take their places in the order of the epoch. If that differs from epoch to epoch, so
         does the order of the rows; otherwise they are in the order of their first documents. Empty documents are left
         out, which is logged. A row that is read reads its documents, in one fan-out for a batch of rows.
 
         Args:
-          length: length of a row, for each feature; nested as the elements are.
+          length: length of a row, for each feature, such as ``{'tokens': 2048}``; nested as the elements are.
           strategy: ``'best_fit'`` keeps documents whole: the largest first, each in the fullest row with enough space.
             ``'concat_then_split'`` divides the documents of an epoch, one behind the other, into rows.
           classes: number of sizes to which documents are rounded up for the plan: the fewer, the more companions a
@@ -97,11 +91,6 @@ class PlannedOperations(abc.ABC):
         drop_remainder: bool = False,
     ) -> Any:
         """Combine elements of about equal size to padded batches within a budget, planned before anything is read.
-
-        ::
-
-            speech = clips.batch_by_size('audio', 60_000)
-            speech.shapes  # [(52, 1153), (31, 1921), ...]
 
         An element is padded with zeros to the top of its bucket. A batch is a dict of arrays; beside ``key`` it has
         ``{key}_sizes``, which are 0 in rows without an element: the elements of a bucket are divided evenly over its

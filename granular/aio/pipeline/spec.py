@@ -1,6 +1,7 @@
 """Shapes and dtypes of the elements of a pipeline, computed from as little of it as possible."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
 import numpy as np
@@ -11,6 +12,7 @@ from granular.aio.pipeline.data_loader import DataLoader, dataset_of
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.indices import IndexNode, Wrapped
+from granular.aio.pipeline.nodes.size_batches import SizeBatches
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.nodes.stacking import combine, stack
 from granular.aio.pipeline.streams.batches import BatchOf
@@ -94,6 +96,8 @@ async def _spec_of(stage: Any) -> Any:
         is_known = not await _nullable_keys(stage.parents[0])
         spec = _batched(await _spec_of(stage.parents[0]), size) if is_known else None
         return _with_size(await _of_first(stage), size) if spec is None else spec
+    if isinstance(stage, SizeBatches):
+        return _with_sizes(await _of_first(stage), stage.keys)
     if isinstance(stage, elements.Function | ElementFunction):
         fn = stage.fn if isinstance(stage, elements.Function) else stage.method
         output_spec = getattr(getattr(fn, '__self__', fn), 'output_spec', None)
@@ -160,6 +164,15 @@ def _leaf(leaf: Any) -> ShapeDtypeStruct:
 def _with_size(batch: Any, size: int | None) -> Any:
     """Return the spec of a batch, with another size."""
     return combine([batch], lambda leaves: ShapeDtypeStruct((size, *leaves[0].shape[1:]), leaves[0].dtype))
+
+
+def _with_sizes(batch: Any, keys: Sequence[str]) -> Any:
+    """Return the spec of batches by size: all values have several, and those of some keys are padded to several."""
+    spec = _with_size(batch, None)
+    return {
+        key: ShapeDtypeStruct((None, None, *value.shape[2:]), value.dtype) if key in keys else value
+        for key, value in spec.items()
+    }
 
 
 def _batched(spec: Any, size: int | None) -> Any:

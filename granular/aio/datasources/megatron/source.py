@@ -147,6 +147,25 @@ class MegatronDataSource(MaskedFiles[Index, Datapoint_co]):
         parts = [index.tokens() if key == TOKENS else index.sequences() for index in self._file_indices]
         return np.concatenate(parts)
 
+    async def _array_parts(self, key: str, indices: Ints, begins: Ints, stops: Ints) -> list[NDArray[Any]] | None:
+        await self._ensure_open()
+        if key != TOKENS:
+            return None
+        parts = [np.zeros(0, self._dtype)] * len(indices)
+        filled, width = np.flatnonzero(stops > begins), self._dtype.itemsize
+        owners, numbers = self._locate(indices[filled])
+
+        def limits(index: Index, chosen: Ints) -> tuple[Ints, Ints]:
+            first, _ = index.limits(numbers[chosen])
+            wanted = filled[chosen]
+            return first + begins[wanted] * width, first + stops[wanted] * width
+
+        for i, data in zip(
+            filled.tolist(), await self._read_items(owners, np.arange(len(filled)), limits), strict=True
+        ):
+            parts[i] = np.frombuffer(data, self._dtype)
+        return parts
+
     async def _read_rows(self, positions: Ints, names: tuple[str, ...]) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [{} for _ in positions]
         for name, column in (await self._read_columns(positions, names)).items():

@@ -10,12 +10,19 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence, Set
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from granular._other_names import Elementless, Unindexed
 from granular._words import counted
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
-from granular.aio.pipeline.data_source import as_data_source, fetch_together, file_bytes, kin_of, nullable_keys
+from granular.aio.pipeline.data_source import (
+    as_data_source,
+    fetch_together,
+    file_bytes,
+    kin_of,
+    nullable_keys,
+    parts_of,
+)
 from granular.aio.pipeline.nodes.source import Source, estimate_nbytes, length_of, map_in_threads, timed
 from granular.aio.runtime.buffers import read_only
 from granular.aio.runtime.immediate import to_loop
@@ -139,6 +146,9 @@ class _Adapter(Source):
             return None
         told = await call_or_await(sizes, path[0])
         return None if told is None else integers_of(told, f'{self.describe()}: sizes')
+
+    async def parts(self, key: str, indices: Ints, begins: Ints, stops: Ints) -> list[NDArray[Any]] | None:
+        return await parts_of(self._told, key, indices, begins, stops)
 
     def file_bytes(self) -> int | None:
         """Return the bytes of the files that are read; None if there are none, or if they are not open."""

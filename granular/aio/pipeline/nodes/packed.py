@@ -3,17 +3,19 @@
 import abc
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from granular.aio.execution.failures import capturing, of_datapoint
 from granular.aio.pipeline.nodes.planned import (
     CHUNK,
     Arrangement,
     Pieces,
     Planned,
     Row,
+    Wanted,
     check_plannable,
     chunks,
     compact,
@@ -32,7 +34,7 @@ from granular.aio.pipeline.streams.packing_options import Feature, PlannedRecipe
 from granular.aio.pipeline.streams.rows import TEXT, array_of, check_value, fill, shape_of
 from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError, InvalidArgumentError
-from granular.indexing import Ints, sums_of
+from granular.indexing import Ints, cut_into, sums_of
 
 _SEVERAL: Final = 8  # times as many classes for documents with several features
 _REMEDY: Final = "pass longer='cut', 'drop' or 'divide', or a larger length"
@@ -47,13 +49,23 @@ async def packed(parent: Source, recipe: PlannedRecipe, sizes: Any) -> 'PackedRo
     ]
     narrowed = parent.select(list(dict.fromkeys(feature.path[0] for feature in recipe.features)))
     kind = FittedRows if recipe.strategy == 'best_fit' else ConcatenatedRows
-    return await offload(kind.planned, parent if narrowed is None else narrowed, recipe, measured)
+    rows = await offload(kind.planned, parent if narrowed is None else narrowed, recipe, measured)
+    divided = recipe.strategy == 'concat_then_split' or recipe.longer == 'divide'
+    rows.reads_parts = divided and sizes is None and len(recipe.features) == len(recipe.features[0].path) == 1
+    return rows
+
+
+class Part(NamedTuple):
+    """The part of a document that is in a row."""
+
+    values: NDArray[Any]
 
 
 class PackedRows(Planned):
     """Rows that are filled with documents, or with parts of them."""
 
     _doing = 'packing'
+    reads_parts = False  # True if only the parts that are in rows are read, where the source can
 
     def __init__(
         self,
@@ -66,8 +78,9 @@ class PackedRows(Planned):
         segments: int,
     ) -> None:
         super().__init__(parent, sizes, classes, counts, rows)
-        self._recipe, self._segments = recipe, segments
+        self._recipe, self._segments, self._by_position = recipe, segments, recipe.documents
         self._digest = digest_of(sizes)
+        self._checked: set[tuple[int, np.dtype[Any]]] = set()  # dtypes of features that all options are values of
         self._numbers = np.arange(max(recipe.lengths), dtype=np.int32)
 
     @classmethod
@@ -94,8 +107,27 @@ class PackedRows(Planned):
             begins = (np.maximum(sizes + extra, 1) - 1) // length * length
             return begins.tolist(), (sizes + extra).tolist(), sizes.tolist()
         ends = np.minimum(sizes, length - extra)
-        present = np.any([own > 0 for own in wanted.sizes], axis=0)
-        return [0] * len(sizes), (ends + extra * present).tolist(), ends.tolist()
+        if extra:
+            return [0] * len(sizes), (ends + np.any([own > 0 for own in wanted.sizes], axis=0)).tolist(), ends.tolist()
+        limits: list[int] = ends.tolist()
+        return [0] * len(sizes), limits, limits
+
+    async def _read(self, wanted: Sequence[Wanted]) -> list[list[Any]]:
+        source = self._source
+        if not self.reads_parts or source is None:
+            return await super()._read(wanted)
+        limits = [self._limits(Row(own, ()), 0) for own in wanted]
+        begins, stops, ends = (np.concatenate([own[i] for own in limits]).astype(np.int64) for i in range(3))
+        documents, stops = np.concatenate([own.documents for own in wanted]), np.minimum(stops, ends)
+        parts = None
+        try:
+            parts = await source.parts(self._recipe.features[0].name, documents, begins, np.maximum(begins, stops))
+        except Exception as error:
+            if not capturing.get() or not of_datapoint(error):
+                raise
+        if parts is None:  # whole documents, some of which may fail
+            return await super()._read(wanted)
+        return cut_into([Part(part) for part in parts], [len(own.documents) for own in wanted])
 
     def _build(self, row: Row, index: int) -> Any:
         out: dict[str, Any] = {}
@@ -104,11 +136,13 @@ class PackedRows(Planned):
             arrays = self._arrays(row, i, feature)
             kind = next((array for array in arrays if len(array)), arrays[0])
             dtype, shape, separator = kind.dtype, kind.shape[1:], recipe.separators[i]
-            for name, value in (('padding', feature.padding), ('bos', feature.bos), ('separator', separator)):
-                check_value(value, dtype, f'{name} of {feature.name!r}')
-            parts = []
+            if (i, dtype) not in self._checked:
+                for option, value in (('padding', feature.padding), ('bos', feature.bos), ('separator', separator)):
+                    check_value(value, dtype, f'{option} of {feature.name!r}')
+                self._checked.add((i, dtype))
+            parts, are_parts = [], type(row.elements[0]) is Part
             for array, begin, stop, end in zip(arrays, *self._limits(row, i), strict=True):
-                part = array[begin : min(stop, end)]
+                part = array if are_parts else array[begin : min(stop, end)]
                 if separator is not None and stop > end >= begin:
                     part = np.concatenate([part, np.full((1, *shape), separator, dtype)])
                 parts.append(part)
@@ -129,6 +163,8 @@ class PackedRows(Planned):
 
     def _arrays(self, row: Row, i: int, feature: Feature) -> list[NDArray[Any]]:
         """Return a feature of the documents of a row; raise ``DatapointError`` if one is not what the plan expects."""
+        if type(row.elements[0]) is Part:  # of arrays that are alike
+            return [part.values for part in row.elements]
         arrays: list[NDArray[Any]] = []
         first: NDArray[Any] | None = None
         documents, sizes = row.wanted.documents, row.wanted.sizes[i].tolist()
@@ -343,9 +379,11 @@ class ConcatenatedRows(PackedRows):
         return cls(parent, recipe, sizes, tape, np.array([total]), rows, segments)
 
     def _arrange(self, epoch: int) -> Arrangement:
-        ends = np.cumsum(looked_up(self.parents[0], self._classes, epoch), dtype=np.int64)
+        indices = self._indices(epoch)
+        ends = np.cumsum(self._classes[indices], dtype=np.int64)
         self._check_epoch(epoch, ends[-1:])
-        return Arrangement(ends)
+        arranged = Arrangement(ends, indices=None if self._source is None else indices)
+        return arranged if self._seed is None else self._in_order(arranged, epoch)
 
     def _pieces(self, units: Ints, within: Ints, arranged: Arrangement) -> Pieces:
         ends, length = arranged.table, self._recipe.features[0].length
@@ -358,4 +396,6 @@ class ConcatenatedRows(PackedRows):
         present = before < ends[positions]
         begins = np.maximum(0, np.repeat(starts, counts) - before)
         until = np.minimum(ends[positions], np.repeat(stops, counts)) - before
+        if arranged.indices is not None:
+            positions = arranged.indices[positions].astype(np.int64)
         return Pieces(sums_of(present.astype(np.int64), counts), positions[present], begins[present], until[present])

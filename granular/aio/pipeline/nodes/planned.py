@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from granular._words import counted, logger
 from granular.aio.execution.failures import Failure, without_failures
 from granular.aio.pipeline.nodes.elements import Select, selected
-from granular.aio.pipeline.nodes.indices import IndexNode, Shuffle, Slice, beneath, check_finite, in_epochs
+from granular.aio.pipeline.nodes.indices import IndexNode, Shuffle, Slice, Wrapped, beneath, check_finite, in_epochs
 from granular.aio.pipeline.nodes.source import (
     Node,
     Source,
@@ -43,14 +43,20 @@ class Arrangement(NamedTuple):
 
     table: NDArray[Any]  # the position in the epoch of each slot; where documents are concatenated, their ends
     units: NDArray[Any] | None = None  # the row, or group of batches, at each place; None for their own order
-    divided: tuple[Ints, Ints] | None = None  # positions of divided documents, and the ends of their whole rows
+    divided: tuple[NDArray[Any], Ints] | None = None  # positions of divided documents, and the ends of their whole rows
+    indices: NDArray[Any] | None = None  # those in the source, where the table has none
+
+    def of_source(self, indices: NDArray[Any]) -> 'Arrangement':
+        """Return the arrangement with indices of the source in place of positions."""
+        divided = None if self.divided is None else (indices[self.divided[0]], self.divided[1])
+        return self._replace(table=indices[self.table], divided=divided)
 
 
 class Pieces(NamedTuple):
     """The elements that rows or batches are made of, one row behind the other, or the parts of them."""
 
     counts: Ints  # of each row
-    positions: Ints  # in the epoch
+    positions: Ints  # in the epoch, or in the source
     begins: Ints | None = None  # of the parts; None for whole elements
     stops: Ints | None = None
     buckets: Ints | None = None  # of batches
@@ -72,6 +78,7 @@ class Planned(Node):
     """
 
     _doing: str  # what is done, for errors
+    _by_position = False  # True if rows have indices of the parent
 
     def __init__(
         self,
@@ -116,9 +123,24 @@ class Planned(Node):
 
     def _arrange(self, epoch: int) -> Arrangement:
         """Compute what the plan is in an epoch."""
-        classes = looked_up(self.parents[0], self._classes, epoch)
+        indices = self._indices(epoch)
+        classes = self._classes[indices]
         self._check_epoch(epoch, counts_by_class(classes, len(self._counts)))
-        return self._in_order(self._completed(Arrangement(sorted_by_class(classes)), epoch))
+        arranged = self._in_order(self._completed(Arrangement(sorted_by_class(classes)), epoch), epoch)
+        return arranged if self._source is None else arranged.of_source(indices)
+
+    def _indices(self, epoch: int) -> NDArray[Any]:
+        """Return the index in the source of each element of an epoch."""
+        count = len(self._classes)
+        return looked_up(self.parents[0], np.arange(count, dtype=np.int32 if count < 1 << 31 else np.int64), epoch)
+
+    @property
+    def _source(self) -> Source | None:
+        """The source beneath shuffles and selections, which is read by its own indices; None if functions follow it."""
+        stage = self.parents[0]
+        while isinstance(stage, IndexNode) and not isinstance(stage, Wrapped):
+            stage = stage.parents[0]
+        return stage.parents[0] if isinstance(stage, Wrapped) and not self._by_position else None
 
     def _check_epoch(self, epoch: int, counts: Ints) -> None:
         if not np.array_equal(counts, self._counts):
@@ -131,10 +153,10 @@ class Planned(Node):
         """Add what else the plan is in an epoch."""
         return arranged
 
-    def _in_order(self, arranged: Arrangement) -> Arrangement:
-        """Put rows or groups into the order of their first elements, unless they are shuffled."""
+    def _in_order(self, arranged: Arrangement, epoch: int) -> Arrangement:
+        """Shuffle rows or groups, or put them into the order of their first elements."""
         if self._seed is not None:
-            return arranged
+            return arranged._replace(units=compact(permute(np.arange(self._units), self._units, self._seed + epoch)))
         size = max(1, CHUNK // max(1, len(arranged.table) // max(1, self._units)))
         firsts = [np.zeros(0, np.int64)]
         for start in range(0, self._units, size):
@@ -148,13 +170,11 @@ class Planned(Node):
     def _pieces(self, units: Ints, within: Ints, arranged: Arrangement) -> Pieces:
         """Return what rows or batches consist of: of each, the row or group, and the number in its group."""
 
-    def _placed(self, places: Ints, epoch: int, arranged: Arrangement) -> Pieces:
+    def _placed(self, places: Ints, arranged: Arrangement) -> Pieces:
         """Return what the rows or batches at some places of an epoch consist of."""
         units, within = np.divmod(places, self._align)
         if arranged.units is not None:
-            units = arranged.units[units]
-        elif self._seed is not None:
-            units = permute(units, self._units, self._seed + epoch)
+            units = arranged.units[units].astype(np.int64)
         return self._pieces(units, within, arranged)
 
     # --- reading
@@ -168,12 +188,13 @@ class Planned(Node):
         groups, plans = grouped(epochs), []
         for epoch, chosen in groups:
             own = 0 if self.kept else epoch
-            if own in self._arranged or len(self.parents[0]) <= _INLINE:
+            arranged = self._arranged.get(own)  # without the lock, which is held while another epoch is computed
+            if arranged is None and len(self.parents[0]) <= _INLINE:
                 arranged = call_user(self._arrangement, own)
-            else:
+            elif arranged is None:
                 arranged = await offload(self._arrangement, own)
             first = in_epochs(np.zeros(1, np.int64), np.array([epoch]), len(self.parents[0]))
-            plans.append(self._wanted(self._placed(places[chosen], own, arranged), int(first[0])))
+            plans.append(self._wanted(self._placed(places[chosen], arranged), int(first[0])))
         wanted: list[Wanted] = placed(groups, plans, len(steps))
         elements = await self._read(wanted)
         rows = [Row(*pair) for pair in zip(wanted, elements, strict=True)]
@@ -186,14 +207,20 @@ class Planned(Node):
         return await map_in_threads([timed(self, self._build)], datapoints, self._doing, numbers)
 
     def index_in_source(self, document: int) -> int:
-        """Return the index in the source of an element of the parent."""
+        """Return the index in the source of an element that is wanted."""
+        if self._source is not None:
+            return document
         _, indices = beneath(self.parents[0], np.array([document]))
         return int(indices[0]) % len(self._classes)
 
     def _wanted(self, pieces: Pieces, first: int) -> 'list[Wanted]':
         """Return the elements of each row or batch; the epoch begins at ``first`` in the parent."""
-        out, documents = [], pieces.positions + first
-        _, indices = beneath(self.parents[0], documents)
+        out = []
+        if self._source is not None:
+            indices = documents = pieces.positions
+        else:
+            documents = pieces.positions + first
+            _, indices = beneath(self.parents[0], documents)
         sizes = [table[indices % len(table)].astype(np.int64) for table in self._sizes]
         ends = np.cumsum(pieces.counts)
         for i, (start, end) in enumerate(zip((ends - pieces.counts).tolist(), ends.tolist(), strict=True)):
@@ -207,7 +234,8 @@ class Planned(Node):
         """Return the elements of each row or batch."""
         documents = np.concatenate([own.documents for own in wanted])
         once, inverse = np.unique(documents, return_inverse=True)
-        fetched = await self.parents[0].fetch(once)
+        source = self._source
+        fetched = await (self.parents[0] if source is None else source).fetch(once)
         return cut_into([fetched[i] for i in inverse.tolist()], [len(own.documents) for own in wanted])
 
     @abc.abstractmethod
@@ -218,7 +246,7 @@ class Planned(Node):
 class Wanted(NamedTuple):
     """What a row or batch is made of."""
 
-    documents: Ints  # indices of the parent
+    documents: Ints  # indices of the source, or of the parent if functions follow the source
     sizes: list[Ints]  # of each value that has sizes
     begins: Ints | None  # of the parts; None for whole elements
     stops: Ints | None

@@ -151,6 +151,11 @@ class SizeBatches(Planned):
         return cls(parent, arguments, sizes, classes, counts, plan, per_batch, tops)
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys whose values are padded."""
+        return self._arguments.keys
+
+    @property
     def shapes(self) -> list[tuple[int, int]]:
         """The shapes of batches: elements, and the size to which they are padded."""
         groups = np.diff(self._plan.stops, prepend=0)

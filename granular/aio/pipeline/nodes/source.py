@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from granular._typing import Element_co
 from granular.aio.execution.failures import Failure, capturing, of_function, without_failures
@@ -149,6 +149,10 @@ class Source(abc.ABC):
 
     async def measure(self, path: Sequence[str]) -> Ints | None:
         """Return the sizes of the value at a path of keys, one for each datapoint; None if they are not known."""
+        return None
+
+    async def parts(self, key: str, indices: Ints, begins: Ints, stops: Ints) -> list[NDArray[Any]] | None:
+        """Return parts of the arrays of a key, without reading the rest; None if they can only be read whole."""
         return None
 
     def record_time(self, count: int, seconds: float) -> None:
