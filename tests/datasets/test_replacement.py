@@ -17,8 +17,6 @@ from granular.aio.paths.path import Path
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores.base import Entry
 from granular.aio.stores.fsspec import FsspecStore
-from granular.aio.stores.local import files, store
-from granular.aio.stores.local.files import version_of
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.remote import RemoteStore
 from granular.errors import CorruptBagError, GranularError, ObjectChangedError, UnsupportedError
@@ -694,21 +692,6 @@ def test_file_with_the_former_time_is_another_one(tmp_path, kind):
     if not kind.startswith('.'):
         with pytest.raises(ObjectChangedError):
             numbers_in(pickle.loads(pickled))
-
-
-@pytest.mark.parametrize('kind', [kind for kind in FORMER if not kind.startswith('.')])
-def test_indices_and_pickles_of_1_0_0a1_still_fit(tmp_path, kind, monkeypatch, caplog):
-    with monkeypatch.context() as patch:
-        for module in (files, store):
-            patch.setattr(module, 'version_of', lambda info: version_of(info).rpartition('-')[0])
-        FORMER[kind](granular.Path(tmp_path / 'ds'), [5, 6, 7])
-        with granular.open(tmp_path / 'ds') as reader:
-            pickled = pickle.dumps(reader)
-    for reader in (pickle.loads(pickled), granular.open(tmp_path / 'ds')):
-        with reader:
-            assert numbers_in(reader) == [5, 6, 7]
-    assert granular.verify(tmp_path / 'ds').problems == []
-    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(

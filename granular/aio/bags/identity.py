@@ -12,7 +12,6 @@ from granular.aio.pipeline.data_source import OpenedDataSource, restored
 from granular.aio.reply import changed, stand_in, stands_in
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Store
-from granular.aio.stores.local.files import is_version
 from granular.errors import ObjectChangedError
 from granular.formats.dataset_index import DIGEST
 
@@ -26,7 +25,7 @@ class FileIdentity(NamedTuple):
 
     size: int
     version: str | None  # None if unknown, and for an empty file if the store gives empty files no version
-    table: str = ''  # also in identities that earlier versions pickled
+    table: str = ''
 
     @property
     def is_proof(self) -> bool:
@@ -41,9 +40,7 @@ class FileIdentity(NamedTuple):
         """Return whether a file is still the one that was noted, as far as both tell."""
         if self.size != now.size or len({self.table, now.table} - {''}) == 2:
             return False
-        # Either may be of granular 1.0.0a1.
-        before, after = self.version, now.version
-        return None in (before, after) or is_version(before, after) or is_version(after, before)
+        return None in (self.version, now.version) or self.version == now.version
 
     @property
     def told(self) -> tuple[int, str, str]:

@@ -25,7 +25,7 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Request, Stat
 from granular.aio.stores.fanout import read_all
-from granular.aio.stores.local.files import is_version, version_of
+from granular.aio.stores.local.files import version_of
 from granular.errors import AccessDeniedError, CorruptError, NotFoundError, ObjectChangedError, UnsupportedError
 from granular.formats.layout import LIMIT, check_limits, parse_spec, shard_name, shard_numbers
 from granular.indexing import Ints
@@ -91,13 +91,11 @@ def _compare_files(index: DatasetIndex, key: str, count: int) -> tuple[Ints, Map
         stem = os.path.join(key, shard_name(shard), index.keys[number])
         info = os.stat(f'{stem}.bag')
         version = version_of(info)
-        bag = _File(info.st_size, is_version(index.pin(shard, number), version), version)
+        bag = _File(info.st_size, index.pin(shard, number) == version, version)
         if not index.has_tables:
             return (bag,)
         info = os.stat(f'{stem}.idx')
-        # granular 1.0.0a1 noted the modification time.
-        times = info.st_ctime_ns, info.st_mtime_ns
-        return bag, _File(info.st_size // LIMIT * LIMIT, index.times(shard, number)[1] in times)
+        return bag, _File(info.st_size // LIMIT * LIMIT, index.times(shard, number)[1] == info.st_ctime_ns)
 
     return _sort(index, min(len(index), count), look)
 

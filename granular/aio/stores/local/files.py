@@ -130,11 +130,6 @@ def version_of(info: os.stat_result) -> str:
     return f'{info.st_ino:x}-{info.st_size:x}-{info.st_mtime_ns:x}-{info.st_ctime_ns:x}'
 
 
-def is_version(pin: str | None, version: str | None) -> bool:
-    """Return whether a version is the one that was noted, also by granular 1.0.0a1: without its last part."""
-    return pin == version or (version is not None and pin == version.rpartition('-')[0])
-
-
 def _content_of(info: os.stat_result) -> tuple[int, ...]:
     return info.st_size, info.st_mtime_ns
 
@@ -197,7 +192,7 @@ class OpenFiles:
         known = version or version_of(os.stat(path))
         if kept is None or (file := kept.get(known)) is None:
             file = self._open(path, None if kept is None else kept.closed.get(known))
-            if version is not None and not is_version(version, file.version):
+            if version is not None and version != file.version:
                 raise changed(path, version, file.version)
             if kept is not None:
                 self._add(path, version or file.version, file, kept)

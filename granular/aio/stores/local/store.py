@@ -23,7 +23,6 @@ from granular.aio.stores.local.files import (
     OpenFile,
     are_unchanged,
     files,
-    is_version,
     open_at_once,
     version_of,
 )
@@ -126,7 +125,7 @@ class LocalStore(Store):
         # Check the path, because a replaced file may still be open.
         with translated(key):
             current = version_of(os.stat(key))
-        if not is_version(version, current):
+        if version != current:
             raise changed(key, version, current)
 
     async def stat(self, key: str) -> Stat:
