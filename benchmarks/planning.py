@@ -11,7 +11,7 @@ import granular
 from benchmarks.bars import Bar, Result
 from benchmarks.data import Data
 from benchmarks.nginx import Server
-from granular.indexing import Ints
+from granular._support.indexing import Ints
 
 MANY, DOCUMENTS, EPOCHS, ROW = 10_000_000, 100_000, 20, 2048
 

@@ -8,7 +8,7 @@ The functions of this package block; those of :mod:`granular.aio` are coroutines
 
 from typing import TYPE_CHECKING
 
-from granular._lazy import lazy_names
+from granular._support.lazy import lazy_names
 from granular.errors import *  # noqa: F403  # their page lists them
 
 __version__ = '1.0.0a1'
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from granular import testing as testing
     from granular.aio.caches.memory_source import InMemoryDataSource as InMemoryDataSource
     from granular.aio.conversion.convert import Conversion as Conversion
+    from granular.aio.conversion.local_copy import LocalCopy as LocalCopy
     from granular.aio.datasources.parquet.stream import ParquetIterDataset as ParquetIterDataset
     from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset as TFRecordIterDataset
     from granular.aio.pipeline.blocking_iterator import DatasetIterator as DatasetIterator
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from granular.aio.pipeline.transforms import DatasetOptions as DatasetOptions
     from granular.aio.pipeline.transforms import MultiprocessingOptions as MultiprocessingOptions
     from granular.aio.pipeline.transforms import ReadOptions as ReadOptions
-    from granular.aio.transfer.local_copy import LocalCopy as LocalCopy
     from granular.config import IOConfig as IOConfig
     from granular.formats.codecs import decoders as decoders
     from granular.formats.codecs import encoders as encoders
@@ -84,7 +84,7 @@ else:
             'granular.aio.pipeline.iter_dataset': 'IterDataset',
             'granular.aio.pipeline.shards': 'NoSharding ShardByJaxProcess ShardByTorchRank ShardOptions',
             'granular.aio.pipeline.transforms': 'DatasetOptions MultiprocessingOptions ReadOptions',
-            'granular.aio.transfer.local_copy': 'LocalCopy',
+            'granular.aio.conversion.local_copy': 'LocalCopy',
             'granular.config': 'IOConfig',
             'granular.errors': 'GranularError',
             'granular.formats.codecs': 'decoders encoders',

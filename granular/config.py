@@ -6,8 +6,8 @@ import numbers
 import os
 from typing import Any, Final
 
-from granular._other_names import answering
-from granular._words import logger
+from granular._support.other_names import answering
+from granular._support.text import logger
 from granular.errors import InvalidArgumentError
 
 __all__ = ['GiB', 'IOConfig', 'KiB', 'MiB']

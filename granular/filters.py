@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import is_masked
+from granular._support.indexing import Ints, check_integer
+from granular._support.lazy import is_masked
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints, check_integer
 
 Labels = NDArray[Any]
 Strategy = Literal['multiply', 'exact']

@@ -16,9 +16,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from granular._lazy import import_extra
-from granular.aio.fields.fields import KDDataset
-from granular.aio.transfer.local_copy import LocalCopy as CopyFolderResult
+from granular._support.lazy import import_extra
+from granular.aio.conversion.local_copy import LocalCopy as CopyFolderResult
+from granular.aio.pipeline.fields.fields import KDDataset
 from granular.sync.caches import SharedMemoryCache
 from granular.sync.fields import (
     ClassFilterWrapper,

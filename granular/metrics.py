@@ -17,8 +17,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
-from granular._redact import hidden
-from granular._words import counted
+from granular._support.redact import hidden
+from granular._support.text import counted
 
 __all__ = [
     'BOUNDS',

@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.indexing import MOST, Ints, check_integer
+from granular._support.indexing import MOST, Ints, check_integer
 
 MAX_SEED: Final = 2**32 - 1  # of pipelines, as in Grain: the keys of its cipher come from 32 bits
 
@@ -225,7 +225,9 @@ class _Strata:
     """
 
     def __init__(self, length: int, block: int, window: int, seed: int, epoch: int) -> None:
-        self.block, self.seed, self.epoch = block, seed, epoch % (1 << 64)
+        self.block = block
+        self.seed = seed
+        self.epoch = epoch % (1 << 64)
         self.count = -(-length // block)
         self.windows = -(-self.count // window)
         self.strata = -(-self.count // self.windows)

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from granular.aio import sources as core
-from granular.aio.execution.failures import without_failures
+from granular.aio.pipeline.execution.failures import without_failures
 from granular.aio.runtime.portal import run
 from granular.sync.base import Batched, Blocking, blocking, constructing
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from granular._lazy import import_extra
+from granular._support.lazy import import_extra
 from granular.errors import StoreError, StoreTimeoutError
 
 __all__ = ['assert_equal_output_after_checkpoint', 'gcs_server', 's3_server']

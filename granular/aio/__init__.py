@@ -8,7 +8,7 @@
 
 from typing import TYPE_CHECKING
 
-from granular._lazy import lazy_names
+from granular._support.lazy import lazy_names
 
 if TYPE_CHECKING:
     from granular.aio import kappadata as kappadata
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from granular.aio.caches.redis_cache import RedisCache as RedisCache
     from granular.aio.caches.shared_cache import SharedMemoryCache as SharedMemoryCache
     from granular.aio.conversion.convert import convert as convert
+    from granular.aio.conversion.local_copy import copy_to_local as copy_to_local
     from granular.aio.datasets.build_index import build_index as build_index
     from granular.aio.datasets.clean import clean as clean
     from granular.aio.datasets.reader import DatasetReader as DatasetReader
@@ -35,16 +36,15 @@ if TYPE_CHECKING:
     from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset as TFRecordIterDataset
     from granular.aio.datasources.token_windows import TokenWindows as TokenWindows
     from granular.aio.datasources.webdataset.source import WebDatasetDataSource as WebDatasetDataSource
-    from granular.aio.loader.checkpoints import load_state as load_state
-    from granular.aio.loader.checkpoints import save_state as save_state
-    from granular.aio.loader.loader import Loader as Loader
     from granular.aio.paths.path import Path as Path
     from granular.aio.pipeline.iter_dataset import IterDataset as IterDataset
     from granular.aio.pipeline.iterator import DatasetIterator as DatasetIterator
+    from granular.aio.pipeline.loader.checkpoints import load_state as load_state
+    from granular.aio.pipeline.loader.checkpoints import save_state as save_state
+    from granular.aio.pipeline.loader.loader import Loader as Loader
     from granular.aio.pipeline.map_dataset import MapDataset as MapDataset
     from granular.aio.pipeline.spec import get_element_spec as get_element_spec
     from granular.aio.runtime.loop_resources import aclose as aclose
-    from granular.aio.transfer.local_copy import copy_to_local as copy_to_local
 else:
     # Programs import what they use: names of the package are looked up in these modules on first access.
     lazy_names(
@@ -73,14 +73,14 @@ else:
             'granular.aio.datasources.tfrecord.stream': 'TFRecordIterDataset',
             'granular.aio.datasources.token_windows': 'TokenWindows',
             'granular.aio.datasources.webdataset.source': 'WebDatasetDataSource',
-            'granular.aio.loader.checkpoints': 'load_state save_state',
-            'granular.aio.loader.loader': 'Loader',
+            'granular.aio.pipeline.loader.checkpoints': 'load_state save_state',
+            'granular.aio.pipeline.loader.loader': 'Loader',
             'granular.aio.paths.path': 'Path',
             'granular.aio.pipeline.iter_dataset': 'IterDataset',
             'granular.aio.pipeline.iterator': 'DatasetIterator',
             'granular.aio.pipeline.map_dataset': 'MapDataset',
             'granular.aio.pipeline.spec': 'get_element_spec',
             'granular.aio.runtime.loop_resources': 'aclose',
-            'granular.aio.transfer.local_copy': 'copy_to_local',
+            'granular.aio.conversion.local_copy': 'copy_to_local',
         },
     )

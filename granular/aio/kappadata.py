@@ -1,8 +1,8 @@
 """The async API of :mod:`granular.kappadata`: fields are coroutine functions, and what reads labels is awaited."""
 
-from granular.aio.fields.fields import KDDataset, KDWrapper
-from granular.aio.fields.mode_wrapper import ModeWrapper
-from granular.aio.fields.wrappers import (
+from granular.aio.pipeline.fields.fields import KDDataset, KDWrapper
+from granular.aio.pipeline.fields.mode_wrapper import ModeWrapper
+from granular.aio.pipeline.fields.wrappers import (
     ClassFilterWrapper,
     KDConcatDataset,
     OversamplingWrapper,

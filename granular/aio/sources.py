@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._support.indexing import Ints, check_integer
 from granular.aio.pipeline.nodes import combinations
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.combinations import SourceChoice
@@ -18,7 +19,6 @@ from granular.aio.pipeline.nodes.source import Node, Source, length_of, steps_of
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_checked, name_of, refuse_deferred
 from granular.errors import InvalidArgumentError
-from granular.indexing import Ints, check_integer
 from granular.shuffle import Order, Permutation, Sequential
 
 __all__ = ['Epochs', 'Interleave', 'Mix', 'Sample', 'Source', 'Transform', 'Truncate', 'convert']

@@ -8,8 +8,8 @@ import io
 import os
 import sys
 
-from granular._lazy import import_extra
-from granular._plugins import plugin, plugins
+from granular._support.lazy import import_extra
+from granular._support.plugins import plugin, plugins
 from granular.errors import GranularError, MissingExtraError
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import granular
 from granular import aio, metrics
-from granular._redact import hidden
+from granular._support.redact import hidden
 from granular.aio.runtime.portal import run
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.base import Request
@@ -106,8 +106,12 @@ def bench(path: granular.Path, seconds: float = 20.0, nbytes: float = 1 << 30) -
 class _Bench:
     def __init__(self, store: RemoteStore[Any], key: str, seconds: float, nbytes: int) -> None:
         self._store, self._path = store, aio.Path.of(store, key)
-        self._seconds, self._until, self._budget = seconds, 0.0, nbytes
-        self._complete, self._opened, self._tls = True, 0, False
+        self._seconds = seconds
+        self._until = 0.0
+        self._budget = nbytes
+        self._complete = True
+        self._opened = 0
+        self._tls = False
         self._random = np.random.default_rng()
         self._objects: list[tuple[str, int, str | None]] = []  # key, size and version
 

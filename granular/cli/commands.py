@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 import granular
-from granular._lazy import import_extra
-from granular._words import counted
+from granular._support.lazy import import_extra
+from granular._support.text import counted
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.datasources.indexed_files import MaskedFiles

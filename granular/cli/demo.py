@@ -11,7 +11,7 @@ import numpy as np
 
 import granular
 from granular import testing
-from granular._lazy import import_extra
+from granular._support.lazy import import_extra
 from granular.errors import GranularError, InvalidArgumentError
 
 if TYPE_CHECKING:

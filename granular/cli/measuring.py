@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from granular._words import counted
+from granular._support.text import counted
 from granular.cli import bench as benches
 from granular.cli.commands import app, say
 from granular.cli.options import Address, Json, OpenPath, with_store_options

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 import granular
-from granular._words import counted
+from granular._support.text import counted
 from granular.aio.conversion.convert import Conversion, Engine
 from granular.aio.conversion.record_source import FORMATS
 from granular.cli.commands import app, show_bytes, show_progress

@@ -3,7 +3,7 @@
 import itertools
 from typing import Any
 
-from granular._lazy import import_extra
+from granular._support.lazy import import_extra
 
 
 def values_of(column: Any) -> list[Any]:

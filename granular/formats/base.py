@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import is_masked
+from granular._support.lazy import is_masked
 from granular.errors import EncodeError
 
 Encoder = Callable[[Any], bytes]

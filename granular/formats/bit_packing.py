@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._support.indexing import Ints
 from granular.errors import CorruptDatasetError
-from granular.indexing import Ints
 
 Words = NDArray[np.uint64]
 

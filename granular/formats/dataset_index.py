@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._support.indexing import Ints
 from granular.errors import CorruptDatasetError
 from granular.formats.bit_packing import HEAD, MAX_WORDS, PAGE, WORD, count_pages
 from granular.formats.checksums import crc32c
 from granular.formats.layout import Layout, Spec, is_sequence, parse_spec
-from granular.indexing import Ints
 
 MAGIC: Final = b'granular-index-1'
 NAME: Final = '.granular-index'

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import import_if_installed
+from granular._support.lazy import import_if_installed
 from granular.formats.codecs.images import encode_image
 
 _SIDE: Final = 96  # pixels of a thumbnail

@@ -14,10 +14,10 @@ from typing import Any, Final, Literal
 import msgpack
 import numpy as np
 
+from granular._support.indexing import Ints
 from granular.errors import CorruptBagError, CorruptDatasetError, InvalidArgumentError, SpecError
 from granular.formats.base import parse_json
 from granular.formats.checksums import SUFFIX as CHECKSUMS
-from granular.indexing import Ints
 
 Layout = Literal['refs', 'columns']
 Spec = dict[str, str]

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
+from granular._support.indexing import Ints
 from granular.formats.base import Buffer
-from granular.indexing import Ints
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 _FEW: Final = 24  # up to this many bytes, numbers are parsed one by one

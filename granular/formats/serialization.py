@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from granular._lazy import import_extra
+from granular._support.lazy import import_extra
 from granular.errors import DecodeError, EncodeError
 from granular.formats.base import Buffer
 from granular.formats.codecs.arrays import UNPACKING, array_of, array_parts, unpack

@@ -12,7 +12,7 @@ classes are those of :mod:`granular`: both can be used in one program.
 
 from typing import TYPE_CHECKING
 
-from granular._lazy import lazy_names
+from granular._support.lazy import lazy_names
 
 if TYPE_CHECKING:
     from granular.aio.pipeline.blocking_iterator import DatasetIterator as DatasetIterator

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from granular._support.indexing import check_integer
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.stacking import batch_and_pad
 from granular.aio.pipeline.spec import ShapeDtypeStruct
 from granular.aio.pipeline.streams.packing_options import Strategy
 from granular.aio.pipeline.transforms import DatasetOptions, FlatMapTransform, MapWithIndexTransform, Transformation
 from granular.errors import InvalidArgumentError
-from granular.indexing import check_integer
 from granular.shuffle import permute
 from granular.sync.functions import get_element_spec
 from granular.sync.pipeline import MapDataset

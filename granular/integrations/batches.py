@@ -9,16 +9,16 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Self
 
-from granular.aio.execution.hand_over import HandOver, exclusively
-from granular.aio.execution.prefetch import END
-from granular.aio.loader.loader import EpochSampler
+from granular._support.indexing import check_integer
+from granular.aio.pipeline.execution.hand_over import HandOver, exclusively
+from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.loader.loader import EpochSampler
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import Closing, copied
 from granular.aio.runtime.pools import Threads
 from granular.aio.runtime.portal import call_on_loop, has_news, may_wait
 from granular.aio.runtime.user_functions import call_user, computing
 from granular.errors import ClosedError, GranularError, InvalidArgumentError, UnsupportedError
-from granular.indexing import check_integer
 from granular.sync.loops import loop_of
 
 ANSWERS: Final = {
@@ -61,7 +61,10 @@ class _Conversion:
         del self, error  # which would refer to each other by the traceback
 
     def _end(self, value: Any, error: BaseException | None) -> None:
-        self.value, self.error, self._convert, self._done = value, error, None, True
+        self.value = value
+        self.error = error
+        self._convert = None
+        self._done = True
         self._news.put(None)
 
     def wait(self) -> BaseException | None:
@@ -184,7 +187,10 @@ class Batches(HandOver[Any], Closing):
 
     def _discard(self) -> None:
         """Forget what was converted ahead, as the next batches are others."""
-        self._sent, self._taken, self._goal, self._ended = collections.deque(), (), (), False
+        self._sent = collections.deque()
+        self._taken = ()
+        self._goal = ()
+        self._ended = False
         self._last = None
         self._seen = self._loop.changes
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from granular._lazy import import_extra
-from granular._other_names import answering
+from granular._support.indexing import check_integer
+from granular._support.lazy import import_extra
+from granular._support.other_names import answering
 from granular.aio.pipeline.nodes.stacking import stack
 from granular.aio.pipeline.transforms import BATCH_ARGUMENTS
 from granular.aio.runtime.user_functions import function_or
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import check_integer
 
 __all__ = ['batch']
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from granular._lazy import import_extra
-from granular._other_names import answering
+from granular._support.lazy import import_extra
+from granular._support.other_names import answering
 from granular.aio.pipeline.data_loader import DataLoader, dataset_of
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.errors import DatapointError, InvalidArgumentError

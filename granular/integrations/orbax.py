@@ -14,7 +14,7 @@ import dataclasses
 import inspect
 from typing import Any
 
-from granular._lazy import import_extra
+from granular._support.lazy import import_extra
 from granular.aio.pipeline.shards import ShardByJaxProcess
 from granular.errors import InvalidArgumentError
 from granular.sync.functions import load_state, save_state

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from granular import metrics
-from granular._lazy import import_extra
+from granular._support.lazy import import_extra
 
 __all__ = ['Collector']
 

@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from granular._lazy import import_extra, is_masked
-from granular._other_names import answering
-from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capturing
+from granular._support.indexing import Ints, indices_of
+from granular._support.lazy import import_extra, is_masked
+from granular._support.other_names import answering
+from granular.aio.pipeline.execution.failures import Errors, Failure, OnError, fetch_capturing
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.portal import run
 from granular.errors import DatapointError, InvalidArgumentError
-from granular.indexing import Ints, indices_of
 from granular.integrations import batches as core
 from granular.integrations.torch_iterable import IterableDataset
 

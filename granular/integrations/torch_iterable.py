@@ -5,10 +5,11 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from granular._lazy import import_extra
-from granular._words import logger
-from granular.aio.execution.failures import OnError
+from granular._support.indexing import check_integer
+from granular._support.lazy import import_extra
+from granular._support.text import logger
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
+from granular.aio.pipeline.execution.failures import OnError
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.map_dataset import MapOperations
 from granular.aio.pipeline.position import VERSION, check_plain, check_version
@@ -18,7 +19,6 @@ from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import ReadOptions
 from granular.aio.runtime.portal import run
 from granular.errors import GranularError, InvalidArgumentError, StateError, UnsupportedError
-from granular.indexing import check_integer
 
 torch = import_extra('torch', 'torch')
 data = import_extra('torch.utils.data', 'torch')

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from granular._other_names import refuse_unknown
+from granular._support.other_names import refuse_unknown
 from granular.aio.runtime.lifecycle import AsyncResource, Publishing, ensure_open
 from granular.aio.runtime.portal import run, run_close
 from granular.aio.runtime.tracebacks import shorten

@@ -4,7 +4,7 @@ from typing import Any, Generic, SupportsIndex, TypeVar
 
 from granular.aio.caches import redis_cache, shared_cache
 from granular.aio.caches.base import Cache as Core
-from granular.aio.execution.failures import without_failures
+from granular.aio.pipeline.execution.failures import without_failures
 from granular.aio.runtime.portal import run
 from granular.sync.base import Batched, SyncObject, blocking, constructing, documented_by, passed_on, wrapping
 

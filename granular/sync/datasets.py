@@ -1,6 +1,6 @@
 """The sync API of the readers and writers of :mod:`granular.aio.datasets`."""
 
-from granular._typing import Datapoint_co
+from granular._support.typing import Datapoint_co
 from granular.aio.datasets import reader, sharded_reader, sharded_writer, writer
 from granular.sync.base import A, SyncObject, blocking, constructing, passed_on
 from granular.sync.readers import DatapointReader

@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from granular import formats
-from granular._typing import Datapoint_co
+from granular._support.typing import Datapoint_co
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasources import detect, token_windows
 from granular.aio.datasources.arrayrecord import source as arrayrecord

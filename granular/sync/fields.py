@@ -1,14 +1,14 @@
-"""The sync API of :mod:`granular.aio.fields`: datasets of fields and their wrappers."""
+"""The sync API of :mod:`granular.aio.pipeline.fields`: datasets of fields and their wrappers."""
 
 import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Generic, Self, SupportsIndex, cast
 
-from granular._other_names import Elementless
-from granular.aio.fields import fields as core
-from granular.aio.fields import interface, mode_wrapper, wrappers
-from granular.aio.fields.navigation import Nested
+from granular._support.other_names import Elementless
+from granular.aio.pipeline.fields import fields as core
+from granular.aio.pipeline.fields import interface, mode_wrapper, wrappers
+from granular.aio.pipeline.fields.navigation import Nested
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.portal import run
 from granular.sync.base import A, Batched, Blocking, blocking, constructing, passed_on

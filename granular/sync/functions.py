@@ -4,17 +4,17 @@ import functools
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, ParamSpec, TypeVar
 
-from granular._other_names import answering
+from granular._support.other_names import answering
 from granular.aio.conversion import convert as conversion
+from granular.aio.conversion import local_copy
 from granular.aio.datasets import build_index as indexing
 from granular.aio.datasets import clean as cleaning
 from granular.aio.datasets import verify as verification
-from granular.aio.loader import checkpoints
 from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline import spec
+from granular.aio.pipeline.loader import checkpoints
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.runtime.portal import run
-from granular.aio.transfer import local_copy
 from granular.sync.base import documented_by, sync_doc
 from granular.sync.path import Path
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from collections.abc import Iterator as StandardIterator
 from typing import Any, Final, Self, TypeVar
 
-from granular.aio.execution.hand_over import READY, HandOver
-from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.execution.hand_over import READY, HandOver
+from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.lifecycle import Closing, Running, copied
 from granular.aio.runtime.portal import run, run_close
@@ -84,7 +84,10 @@ class _Iteration(HandOver[T], Running):
             ended, error = True, failed
         ready.reverse()
         count, most = self._count + len(ready), min(2 * self._most, _MAX_ITEMS)
-        self._items, self._most, self._error, self._ended = items, most, error, ended
+        self._items = items
+        self._most = most
+        self._error = error
+        self._ended = ended
         self._ready, self._count = ready, count
         error = None  # the traceback refers to this frame
 

@@ -1,12 +1,12 @@
-"""The sync API of :mod:`granular.aio.loader.loader`."""
+"""The sync API of :mod:`granular.aio.pipeline.loader.loader`."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from granular._other_names import Unindexed
-from granular.aio.execution.hand_over import exclusively
-from granular.aio.loader import loader as core
-from granular.aio.loader.collate import Batch, Spec
+from granular._support.other_names import Unindexed
+from granular.aio.pipeline.execution.hand_over import exclusively
+from granular.aio.pipeline.loader import loader as core
+from granular.aio.pipeline.loader.collate import Batch, Spec
 from granular.aio.runtime.lifecycle import Closing
 from granular.aio.runtime.portal import run, run_close
 from granular.sync.base import constructing, documented_by, sync_doc

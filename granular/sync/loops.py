@@ -8,9 +8,9 @@ import abc
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-from granular.aio.loader.loader import running_part
 from granular.aio.pipeline.epochs import Loops
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
+from granular.aio.pipeline.loader.loader import running_part
 from granular.aio.pipeline.nodes.indices import LONGEST
 from granular.aio.pipeline.position import check_plain
 from granular.aio.pipeline.streams.flow import number_of
@@ -331,7 +331,9 @@ class LoopOfIterable(Loop):
                     f'a {type(again).__name__} is an iterator, which cannot begin again: pass what it iterates'
                 )
             return False
-        self.iterator, self.told, self._over = again, Loops(None), False
+        self.iterator = again
+        self.told = Loops(None)
+        self._over = False
         return True
 
     def taking(self) -> Iterator[Any]:

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Any, BinaryIO, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
-from granular._lazy import at_exit
-from granular._words import logger
+from granular._support.lazy import at_exit
+from granular._support.text import logger
 from granular.aio.paths import path as core
 from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath

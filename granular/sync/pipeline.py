@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, cast, overl
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular._other_names import answering
-from granular._typing import Element_co
-from granular.aio.execution.failures import without_failures
+from granular._support.indexing import check_index, integers_of
+from granular._support.other_names import answering
+from granular._support.typing import Element_co
 from granular.aio.pipeline import map_dataset as core
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
+from granular.aio.pipeline.execution.failures import without_failures
 from granular.aio.pipeline.nodes import selection
 from granular.aio.pipeline.nodes.elements import Computed
 from granular.aio.pipeline.nodes.source import AnySource, Source
@@ -25,7 +26,6 @@ from granular.aio.pipeline.transforms import (
 from granular.aio.runtime.portal import run
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy
-from granular.indexing import check_index, integers_of
 from granular.sync.base import Batched
 from granular.sync.plans import BlockingPlans
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from granular._other_names import answering
+from granular._support.other_names import answering
 from granular.aio.pipeline.nodes.packed import packed
 from granular.aio.pipeline.nodes.size_batches import BudgetArguments, Cost, batched_by_size
 from granular.aio.pipeline.planned_operations import PlannedOperations

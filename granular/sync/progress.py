@@ -9,11 +9,11 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
-from granular._lazy import import_extra
-from granular._other_names import answering
-from granular._words import counted
-from granular.aio.loader.loader import LoaderHandle, remaining_batches
+from granular._support.lazy import import_extra
+from granular._support.other_names import answering
+from granular._support.text import counted
 from granular.aio.pipeline.cursor import Cursor
+from granular.aio.pipeline.loader.loader import LoaderHandle, remaining_batches
 from granular.aio.pipeline.summary import ExecutionSummary, StageSummary, Times
 from granular.errors import InvalidArgumentError
 from granular.metrics import io_stats, timing

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final, Generic, Self, SupportsIndex, overload
 
-from granular._typing import Datapoint_co
+from granular._support.typing import Datapoint_co
 from granular.aio.bags.reader import BagReader
 from granular.aio.datasets import reader as datasets
 from granular.aio.datasources.indexed_files import IndexedFiles

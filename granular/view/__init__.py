@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from granular._lazy import lazy_names
+from granular._support.lazy import lazy_names
 
 if TYPE_CHECKING:
     from granular.view.server import run as run

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import import_extra
+from granular._support.lazy import import_extra
 from granular.config import MiB
 from granular.errors import DecodeError, UnsupportedError
 from granular.formats import decode_array, decode_image

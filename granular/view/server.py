@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from granular._redact import hidden
-from granular._words import logger
+from granular._support.redact import hidden
+from granular._support.text import logger
 from granular.aio.paths.path import Path
 from granular.aio.runtime.pools import CORES, Threads
 from granular.aio.runtime.tasks import gather
@@ -109,7 +109,9 @@ async def serve(root: Path, port: int = 0, names: Names | None = None) -> AsyncI
 
 class _Server:
     def __init__(self, root: Path, names: Names) -> None:
-        self.library, self.guard, self._names = Library(root, names), Guard(), names
+        self.library = Library(root, names)
+        self.guard = Guard()
+        self._names = names
         # Few threads make pictures, as each holds the pixels of one image.
         self._artists = Threads(min(4, CORES), 'granular-view')
         self._lists = asyncio.Semaphore(1)  # each list holds the bytes of a fan-out

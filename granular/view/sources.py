@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from granular._redact import hidden
+from granular._support.indexing import Ints, cut_into
+from granular._support.redact import hidden
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.reader import BagReader, bag_of
 from granular.aio.bags.records import Bags, Rows, read_limits, read_parts
@@ -20,12 +21,11 @@ from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_o
 from granular.aio.datasources.detect import Opened
 from granular.aio.datasources.indexed_files import MaskedFiles, fields_of
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.fanout import once_more
+from granular.aio.stores.fanout import retry_if_corrupt
 from granular.config import MiB
 from granular.errors import CorruptError, DatapointError, EncodeError, GranularError, OutOfRangeError, UnknownKeyError
 from granular.formats import encode_array, encode_float, encode_int, encode_tree
 from granular.formats.layout import Spec, element, is_sequence
-from granular.indexing import Ints, cut_into
 
 BUDGET: Final = 12 * MiB
 """Bytes of values that are read at a time."""
@@ -197,7 +197,7 @@ class DatasetSource(Source):
 
         if not len(indices):
             return {key: [] for key in keys}
-        return await once_more(self._shards[0].is_remote, locate)
+        return await retry_if_corrupt(self._shards[0].is_remote, locate)
 
     async def _pick(self, indices: Ints) -> Picks:
         shards = np.searchsorted(self._stops, indices, side='right')
@@ -228,7 +228,7 @@ class RecordSource(Source):
         self, keys: Sequence[str], indices: Ints, first: int, count: int, head: int | None
     ) -> dict[str, list[Located]]:
         bag = self._bag
-        starts, stops = await once_more(bag.is_remote, lambda: read_limits(Rows.of(bag, indices)))
+        starts, stops = await retry_if_corrupt(bag.is_remote, lambda: read_limits(Rows.of(bag, indices)))
         values = [
             Located(None, [Value(stop - start, bag, start, 'bytes')])
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from granular._support.indexing import Ints
 from granular.aio.runtime.threads import offload
 from granular.formats import decoders
 from granular.formats.layout import is_sequence
-from granular.indexing import Ints
 from granular.view.kinds import family_of
 from granular.view.names import Names
 from granular.view.sources import Located, Source, Value

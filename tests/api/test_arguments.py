@@ -8,8 +8,8 @@ import pytest
 
 import granular
 from granular import shuffle, sources
+from granular._support.indexing import check_integer
 from granular.errors import DecodeError, InvalidArgumentError, OutOfRangeError, StoreError
-from granular.indexing import check_integer
 
 dataset = granular.MapDataset.source(range(10))
 

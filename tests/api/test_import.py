@@ -34,7 +34,12 @@ def settings():
 
 def test_import_brings_only_the_errors():
     program = "import sys, granular; print(*(name for name in sys.modules if name.partition('.')[0] == 'granular'))"
-    assert set(run_python(program).stdout.split()) == {'granular', 'granular._lazy', 'granular.errors'}
+    assert set(run_python(program).stdout.split()) == {
+        'granular',
+        'granular._support',
+        'granular._support.lazy',
+        'granular.errors',
+    }
 
 
 def test_import_brings_no_heavy_module():

@@ -55,7 +55,7 @@ def test_documented_frames_are_those_of_a_request(path, monkeypatch):
     page = PAGE.read_text()
     block = re.search(r'<!-- frames -->\n```text\n(.*?)```\n<!-- /frames -->', page, re.DOTALL)
     assert block is not None
-    assert block[1].splitlines() == [f'{file:<34} {name}' for file, name in frames]
+    assert block[1].splitlines() == [f'{file:<36} {name}' for file, name in frames]
     assert f'{len(frames)} in {len({file for file, _ in frames})} files' in page
 
 

@@ -91,7 +91,7 @@ def test_private_names_are_used_by_their_own_module_only():
         f'{module}:{line} {name}'
         for module, file in MODULES.items()
         for line, name in foreign_uses(ast.parse(file.read_text()), strict=False)
-        if name not in MODULES  # granular._lazy, granular._redact, granular._typing
+        if name not in MODULES  # granular._support.lazy, granular._support.redact, granular._support.typing
     }
     assert uses == set()
 

@@ -662,7 +662,7 @@ def test_workers_share_the_index_of_a_reader(seaweed, monkeypatch):
         with granular.Loader(source, 16) as threads, granular.Loader(source, 16, workers=2, mp='spawn') as processes:
             for _ in range(12):
                 assert next(threads)['i'].tolist() == next(processes)['i'].tolist()
-        from granular.aio.execution.shared_memory import split
+        from granular.aio.pipeline.execution.shared_memory import split
         from granular.aio.runtime.worker_pickling import pickling_for_worker
 
         token = pickling_for_worker.set(True)

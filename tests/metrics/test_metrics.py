@@ -193,7 +193,7 @@ def test_delays_of_the_event_loop_and_of_waking_up_count_as_waiting(monkeypatch)
             clock.advance(10)
         await to_loop()
 
-    monkeypatch.setattr('granular.aio.loader.running.to_loop', ensure_busy_event_loop)
+    monkeypatch.setattr('granular.aio.pipeline.loader.running.to_loop', ensure_busy_event_loop)
     wake_up_late(monkeypatch, clock, switches)
     before = metrics.snapshot()
     with granular.Loader(granular.MapDataset.range(30).map(lambda x: {'x': x}), 10) as loader:

@@ -16,7 +16,7 @@ from google.oauth2.credentials import Credentials
 
 import granular
 from granular import aio, cli
-from granular._redact import hidden, protect
+from granular._support.redact import hidden, protect
 from granular.aio.http.messages import Target
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.portal import run

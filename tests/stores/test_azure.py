@@ -11,7 +11,7 @@ import pytest
 
 import granular
 from granular import aio
-from granular._redact import hidden
+from granular._support.redact import hidden
 from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,

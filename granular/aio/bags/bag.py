@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from granular._support.indexing import Ints
 from granular.aio.bags.identity import FileIdentity, Identity, check_files
 from granular.aio.bags.index_cache import BagState, Proof
 from granular.aio.bags.tables import ArrayTables, PackedTable, Tables
+from granular.aio.http.reply import Reply, changed
 from granular.aio.paths.path import Path
-from granular.aio.reply import Reply, changed
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.base import Target
 from granular.aio.stores.errors import translated
@@ -30,7 +31,6 @@ from granular.formats import layout
 from granular.formats.bit_packing import pack
 from granular.formats.checksums import SUFFIX, Sums, check, crc32c, load
 from granular.formats.dataset_index import digest_of
-from granular.indexing import Ints
 from granular.metrics import counters, local_files
 
 
@@ -68,7 +68,9 @@ class Bag:
         self.path: Path | None = None if isinstance(source, bytes) else source  # the file
         self.data: bytes | None = source if isinstance(source, bytes) else None  # the file, if it is in memory
         self._index = index
-        self._cache_index, self._cache_data, self._verify = cache_index, cache_data, verify
+        self._cache_index = cache_index
+        self._cache_data = cache_data
+        self._verify = verify
         self._alone, self._cached_state = split is None, state  # alone: not of a dataset
         self._split = split if index is None else True
         self.name: str = f'<{len(source)} bytes>' if isinstance(source, bytes) else f'{source}'

@@ -5,11 +5,11 @@ import platform
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from granular._redact import hidden
-from granular._typing import Datapoint_co
+from granular._support.redact import hidden
+from granular._support.typing import Datapoint_co
+from granular.aio.http.reply import changed, stand_in, stands_in
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_source import OpenedDataSource, restored
-from granular.aio.reply import changed, stand_in, stands_in
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Store
 from granular.errors import ObjectChangedError

@@ -22,16 +22,16 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import msgpack
 import numpy as np
 
-from granular._words import logger
+from granular._support.indexing import Ints
+from granular._support.text import logger
 from granular.aio.bags.identity import FileIdentity
+from granular.aio.http.reply import Reply
 from granular.aio.paths.path import Path
-from granular.aio.reply import Reply
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.owner_only import open_file, open_folder
 from granular.errors import GranularError, NotFoundError, ObjectChangedError
 from granular.formats.layout import check_limits
-from granular.indexing import Ints
 
 T = TypeVar('T')
 
@@ -140,7 +140,10 @@ class SnapshotProof(Proof):
     def __init__(
         self, snapshot: Snapshot, directory: Path, folder: str, check: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
-        self.snapshot, self._directory, self._folder, self._check = snapshot, directory, folder, check
+        self.snapshot = snapshot
+        self._directory = directory
+        self._folder = folder
+        self._check = check
 
     @property
     def is_missing(self) -> bool:

@@ -12,11 +12,11 @@ from typing import BinaryIO, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._words import logger
+from granular._support.text import logger
 from granular.aio.paths.claims import is_claim
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.tasks import gather, settle, uncut
+from granular.aio.runtime.tasks import finish_within, gather, settle
 from granular.aio.runtime.threads import offload, offload_whole
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.errors import translated
@@ -309,7 +309,7 @@ class BagOutput(AsyncResource):
             self._published[path] = _Published(size, writer.version, writer)
 
         try:
-            await uncut(publish())
+            await finish_within(publish())
         except AlreadyExistsError:
             raise
         except BaseException:
@@ -421,7 +421,9 @@ class _Tail:
     """The bytes after a bag's last limit, which a resuming writer must append again."""
 
     def __init__(self, key: str, start: int, stop: int) -> None:
-        self._key, self._position, self._stop = key, start, stop
+        self._key = key
+        self._position = start
+        self._stop = stop
 
     @property
     def left(self) -> int:

@@ -4,6 +4,7 @@ from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 
+from granular._support.indexing import Ints, cut_to, index_of, indices_of
 from granular.aio.bags.bag import Bag, read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.bags.index_cache import take_first
@@ -12,10 +13,9 @@ from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.fanout import once_more
+from granular.aio.stores.fanout import retry_if_corrupt
 from granular.aio.stores.local.files import IN_PLACE
 from granular.formats.base import Buffer
-from granular.indexing import Ints, cut_to, index_of, indices_of
 from granular.metrics import timing
 
 
@@ -134,7 +134,7 @@ class BagReader(PinnedSource[bytes]):
             positions = indices.tolist()
             if is_immediate() or sum(map(bag.size_of, positions)) <= IN_PLACE:
                 return [bag.read_now(position) for position in positions]
-        return await once_more(self._bag.is_remote, lambda: read_records(Rows.of(self._bag, indices)))
+        return await retry_if_corrupt(self._bag.is_remote, lambda: read_records(Rows.of(self._bag, indices)))
 
     def _file_bytes(self, mask: Any) -> int | None:
         return self._bag.size if self._state == 'open' else None

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._support.indexing import Ints, cut_into, owner_of, sums_of
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Proof, proven
 from granular.aio.bags.tables import PackedTables, Tables
@@ -16,7 +17,6 @@ from granular.aio.stores.fanout import read_ranges
 from granular.config import MiB
 from granular.errors import CorruptBagError
 from granular.formats.checksums import check
-from granular.indexing import Ints, cut_into, owner_of, sums_of
 
 FEW: Final = 8
 """Datapoints, or records, up to which each is read on its own if that need not wait, as planning would take longer;
@@ -80,7 +80,7 @@ class Bags:
     def by_source(self, owners: Ints) -> list[tuple[Tables | None, NDArray[np.bool_]]]:
         """Return the tables that have limits of these bags, and for each bag whether they have its limits."""
         sources = self._sources[owners]
-        return [(self.tables[source], sources == source) for source in np.unique(sources).tolist()]
+        return [(self.tables[source], sources == source) for source in sorted(set(sources.tolist()))]
 
 
 class Rows(NamedTuple):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._support.indexing import Ints
 from granular.formats.dataset_index import ANY, RUNS, SAME
-from granular.indexing import Ints
 
 
 class Tables(abc.ABC):
@@ -88,7 +88,9 @@ class PackedReferences:
     __slots__ = ('first', 'kinds', 'tables')
 
     def __init__(self, tables: PackedTables, first: int, kinds: NDArray[np.uint8]) -> None:
-        self.tables, self.first, self.kinds = tables, first, kinds
+        self.tables = tables
+        self.first = first
+        self.kinds = kinds
 
     def at_one(self, index: int) -> list[tuple[int, int]]:
         """Return the first record and the number of records of each key of one datapoint, from memory."""

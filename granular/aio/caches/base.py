@@ -7,22 +7,22 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
-from granular._other_names import Awaited
-from granular.aio.execution.failures import Failure, without_failures
+from granular._support.indexing import index_of, indices_of
+from granular._support.other_names import Awaited
+from granular.aio.http.reply import stands_in
 from granular.aio.pipeline.data_source import DataSource, OpenedDataSource, as_data_source, identify
 from granular.aio.pipeline.describe import fingerprint
+from granular.aio.pipeline.execution.failures import Failure, without_failures
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.identities import identity_of
 from granular.aio.pipeline.nodes.source import length_of, map_in_threads, stages_of
 from granular.aio.pipeline.transforms import MapTransform
-from granular.aio.reply import stands_in
 from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import method_of, name_of
 from granular.config import MiB
 from granular.errors import EncodeError, InvalidArgumentError
 from granular.formats.serialization import decode, encode
-from granular.indexing import index_of, indices_of
 from granular.metrics import DECODE, counters, timed
 
 Function = Callable[[Any], Any] | MapTransform[Any, Any]
@@ -46,7 +46,9 @@ class Cache(DataSource, Awaited, AsyncResource):
         options: Mapping[str, Any],
     ) -> None:
         super().__init__()
-        self._source, self._upstream, self._print = source, convert(source), fingerprint
+        self._source = source
+        self._upstream = convert(source)
+        self._print = fingerprint
         self._options = {**options, 'transform': transform, 'pack': pack, 'unpack': unpack}
         self._transform, self._pack, self._unpack = (
             None if function is None else method_of(function, 'map') for function in (transform, pack, unpack)

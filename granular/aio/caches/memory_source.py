@@ -10,7 +10,8 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
-from granular._other_names import answering
+from granular._support.indexing import Ints, index_of, indices_of
+from granular._support.other_names import answering
 from granular.aio.caches.segments import Segment, attach, create, path_of
 from granular.aio.runtime.lifecycle import Closing
 from granular.aio.runtime.tasks import HeldError
@@ -18,7 +19,6 @@ from granular.aio.stores.errors import translated
 from granular.errors import ClosedError, CorruptError, DecodeError, EncodeError, InvalidArgumentError
 from granular.formats.checksums import crc32c
 from granular.formats.serialization import decode, encode
-from granular.indexing import Ints, index_of, indices_of
 
 _MAGIC: Final = b'granular-data-1\n'
 # Magic, number of elements, checksum of everything; followed by the end of each record.

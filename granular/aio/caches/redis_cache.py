@@ -13,8 +13,8 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from granular._lazy import import_extra
-from granular._words import logger
+from granular._support.lazy import import_extra
+from granular._support.text import logger
 from granular.aio.caches.base import Cache, Function, digest, storable
 from granular.aio.pipeline.data_source import restored
 from granular.aio.runtime.lifecycle import Running
@@ -112,7 +112,9 @@ class RedisCache(Cache):
                 f'expected seconds, got timeout={timeout}, wait={wait}, retry={retry}, expire={expire}'
             )
         self._expire = None if expire is None else round(float(expire) * 1000)
-        self._timeout, self._wait, self._retry = timeout, wait, retry
+        self._timeout = timeout
+        self._wait = wait
+        self._retry = retry
         self._namespace = namespace
         make = functools.partial(_Connections, self._redis, self._url, self._public_url, timeout)
         self._connections: PerLoop[_Connections] = PerLoop(make)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex
 
+from granular._support.indexing import check_integer, index_of
 from granular.aio.caches.base import Cache, Function, digest, storable
 from granular.aio.caches.segments import path_of
 from granular.aio.caches.table import Address, Table
@@ -11,7 +12,6 @@ from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.threads import offload, offload_whole
 from granular.config import MiB
 from granular.errors import InvalidArgumentError
-from granular.indexing import check_integer, index_of
 from granular.metrics import counters
 
 

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from granular._support.indexing import MOST
 from granular.aio.caches.segments import Segment, attach, create, path_of, sweep
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.stores.local.locks import RangeLocks
@@ -32,7 +33,6 @@ from granular.errors import (
     StoreError,
     UnsupportedError,
 )
-from granular.indexing import MOST
 
 _MAGIC: Final = int.from_bytes(b'grcache1', 'little')
 # The header fields, 8 bytes each: magic, an unguessable token, the source's fingerprint, the number of indices, the
@@ -61,7 +61,9 @@ class Table:
     """Records by index, of a limited total size: up to ``room``, and 8 bytes for each of ``count`` indices."""
 
     def __init__(self, segment: Segment, name: str) -> None:
-        self._fd, self._holder, self._name = segment.fd, segment.holder, name
+        self._fd = segment.fd
+        self._holder = segment.holder
+        self._name = name
         self._closing = weakref.finalize(self, os.close, self._fd)
         try:
             head = struct.unpack(f'={_WORDS}Q', os.pread(self._fd, 8 * _WORDS, 0).ljust(8 * _WORDS, b'\0'))
@@ -290,7 +292,9 @@ class _WritersLock:
 
     def after_fork(self) -> None:
         """Reset the lock in a child process: the parent may hold it."""
-        self._threads, self._locks, self._taken = threading.RLock(), None, False
+        self._threads = threading.RLock()
+        self._locks = None
+        self._taken = False
 
 
 _tables: Final = each_after_fork(Table.after_fork)

@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, Literal, get_args
 
-from granular._other_names import answering
+from granular._support.indexing import check_integer
+from granular._support.other_names import answering
 from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.megatron import write_tokens
 from granular.aio.conversion.on_ray import RayShards
@@ -20,11 +21,11 @@ from granular.aio.datasets.codec import Decoders, Encoders, fields_of
 from granular.aio.datasets.shards import listed_shards, missing_shard, shards_in
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.datasources.discovery.names import format_of
-from granular.aio.execution.failures import capturing
 from granular.aio.paths.claims import Claim
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
+from granular.aio.pipeline.execution.failures import capturing
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import for_each
@@ -34,7 +35,6 @@ from granular.aio.stores.local.writing import final_name, remove_leftovers
 from granular.errors import AlreadyExistsError, CorruptDatasetError, InvalidArgumentError, NotFoundError
 from granular.formats.base import parse_json
 from granular.formats.layout import Layout, shard_name
-from granular.indexing import check_integer
 
 PLAN: Final = f'{shard_name(0)}/{CONVERSION}'
 """The file that records the source and the settings, so that a resumed run uses the same. It is in the folder of the
@@ -258,8 +258,13 @@ class _Work:
         ray: RayShards | None,
         sample: dict[str, str],
     ) -> None:
-        self._source, self._writer, self._directory = source, writer, writer.directory
-        self._parallel, self._report, self._ray, self._sample = parallel, ProgressReport(progress), ray, sample
+        self._source = source
+        self._writer = writer
+        self._directory = writer.directory
+        self._parallel = parallel
+        self._report = ProgressReport(progress)
+        self._ray = ray
+        self._sample = sample
         self._claim: Claim | None = None
         self._locked = contextlib.ExitStack()  # keeps copies and writers without shards out of the folder, on a disk
         self._lengths: dict[int, int] = {}  # of the finished shards

@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 
 from granular import formats
-from granular._lazy import import_extra
-from granular._words import logger
+from granular._support.lazy import import_extra
+from granular._support.text import logger
 from granular.aio.conversion.schema import Column, column_of, has_nulls
 from granular.errors import DecodeError, InvalidArgumentError
 from granular.formats.arrow_values import values_of

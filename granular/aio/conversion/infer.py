@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from granular import formats
-from granular.aio.execution.failures import Failure
+from granular.aio.pipeline.execution.failures import Failure
 from granular.errors import DatapointError, DecodeError, EncodeError, InvalidArgumentError
 from granular.formats.base import as_array, outline_of
 from granular.formats.codecs.arrays import decode_npy

@@ -21,7 +21,7 @@ from granular.aio.pipeline.nodes import adapters
 from granular.aio.pipeline.nodes.source import Source, nbytes
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.progress import ProgressReport
-from granular.aio.runtime.tasks import uncut
+from granular.aio.runtime.tasks import finish_within
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import ObjectWriter
 from granular.config import MiB
@@ -113,7 +113,7 @@ class _File:
                 async for part in parts:
                     await writer.write(part)
                     self.size += len(part)
-            await uncut(self._publish(writer))
+            await finish_within(self._publish(writer))
         except BaseException:
             await writer.abort()
             raise

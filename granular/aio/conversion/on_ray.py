@@ -8,14 +8,14 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
-from granular._lazy import import_extra
+from granular._support.lazy import import_extra
 from granular.aio.conversion.record_source import Reading, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.writer import DatasetWriter
-from granular.aio.execution.failures import portable, remote
 from granular.aio.paths.claims import Claim
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
+from granular.aio.pipeline.execution.failures import portable, remote
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.portal import run
 from granular.aio.runtime.progress import ProgressReport
@@ -128,7 +128,11 @@ class _Job:
     def __init__(
         self, token: str, writer: ShardWriter, source: Any, reading: Reading, expected: tuple[int, int | None]
     ) -> None:
-        self.token, self.writer, self._source, self._reading, self._expected = token, writer, source, reading, expected
+        self.token = token
+        self.writer = writer
+        self._source = source
+        self._reading = reading
+        self._expected = expected
         self.claim: Claim | None = None
 
     async def open(self) -> RecordSource:

@@ -11,8 +11,9 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 
 from granular import formats
-from granular._lazy import import_extra
-from granular._other_names import Unindexed
+from granular._support.indexing import Ints
+from granular._support.lazy import import_extra
+from granular._support.other_names import Unindexed
 from granular.aio.conversion.examples import ExampleValues
 from granular.aio.conversion.hugging_face import Features, HuggingFaceRows
 from granular.aio.conversion.image_folder import images_of
@@ -36,10 +37,10 @@ from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
 from granular.aio.datasources.webdataset.members import type_of_members
 from granular.aio.datasources.webdataset.source import KEY, fields_with_gaps
-from granular.aio.execution.prefetch import END
 from granular.aio.paths.copy import in_one_store, is_within
 from granular.aio.paths.path import Path, is_pattern
 from granular.aio.paths.pure import PurePath
+from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes import adapters
 from granular.aio.pipeline.nodes.elements import Map
 from granular.aio.pipeline.nodes.indices import LONGEST
@@ -50,7 +51,6 @@ from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import await_user
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
-from granular.indexing import Ints
 
 Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'megatron', 'images', 'huggingface', 'granular']
 FORMATS: Final[tuple[str, ...]] = get_args(Format)

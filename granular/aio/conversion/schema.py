@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from granular._lazy import import_extra
+from granular._support.lazy import import_extra
 from granular.aio.conversion.infer import FILE, common_type
 from granular.formats.arrow_values import has_null
 

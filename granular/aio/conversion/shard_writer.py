@@ -10,8 +10,8 @@ import msgpack
 from granular.aio.datasets.codec import Field, decode_now, describe_error, encode_now, keys_error, raw
 from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter, write_anew
-from granular.aio.execution.failures import Failure, of_datapoint
 from granular.aio.paths.path import Path
+from granular.aio.pipeline.execution.failures import Failure, of_datapoint
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.readahead import whole_pages
@@ -57,9 +57,15 @@ class ShardWriter:
         skip: bool = False,
         checks: Sequence[Field] = (),
     ) -> None:
-        self.directory, self.mapping, self._fields = directory, mapping, fields
-        self.shardlen, self.layout, self.checksums = shardlen, layout, checksums
-        self._name, self._hints, self._checks = name, hints or {}, checks
+        self.directory = directory
+        self.mapping = mapping
+        self._fields = fields
+        self.shardlen = shardlen
+        self.layout = layout
+        self.checksums = checksums
+        self._name = name
+        self._hints = hints or {}
+        self._checks = checks
         self.skip, self.skipped = skip, dict[str, str]()  # the reasons, by file or number
         self.has_copies = False  # True if several processes may write the same shard at the same time
         self.guarded = False  # True if another process has locked the folder of the shards for this one

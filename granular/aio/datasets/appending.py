@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
-from granular._words import counted, logger
+from granular._support.text import counted, logger
 from granular.aio.datasets.shards import described, shards_in
 from granular.aio.paths.path import Path
 from granular.formats.base import parse_json

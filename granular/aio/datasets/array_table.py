@@ -7,12 +7,12 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._support.indexing import Ints, cut_into, grouped, placed
 from granular.aio.bags.records import Bags, read_limits, read_parts
 from granular.aio.datasets.columns import Columns, Datasets, Picks, read_references, record_rows
-from granular.aio.stores.fanout import once_more
+from granular.aio.stores.fanout import retry_if_corrupt
 from granular.errors import CorruptDatasetError, InvalidArgumentError
 from granular.formats.codecs.arrays import UNPACKING, array_counts, array_head, parse_array_head
-from granular.indexing import Ints, cut_into, grouped, placed
 
 _HEAD: Final = 64  # bytes; at least those before the data of an array
 
@@ -41,7 +41,9 @@ class ArrayTable:
     """
 
     def __init__(self, shards: Sequence[Columns], key: str, starts: Ints, sizes: Ints) -> None:
-        self._shards, self._key, self._starts = shards, key, starts
+        self._shards = shards
+        self._key = key
+        self._starts = starts
         self._firsts = np.cumsum([0, *(columns.length for columns in shards)])
         self._remote = any(columns.is_remote for columns in shards)
         self._checked = np.zeros(len(starts), np.bool_)  # datapoints whose head was compared
@@ -57,7 +59,9 @@ class ArrayTable:
           InvalidArgumentError: if an array has another dtype or shape than the first one; it names the datapoint.
           CorruptDatasetError: if a record is no array.
         """
-        return await once_more(any(columns.is_remote for columns in shards), lambda: cls._read(shards, key, flat))
+        return await retry_if_corrupt(
+            any(columns.is_remote for columns in shards), lambda: cls._read(shards, key, flat)
+        )
 
     @classmethod
     async def _read(cls, shards: Sequence[Columns], key: str, flat: bool) -> Self:
@@ -126,7 +130,7 @@ class ArrayTable:
                 await self._check_head(owner, head)
             return parts
 
-        parts = await once_more(self._remote, read_all)
+        parts = await retry_if_corrupt(self._remote, read_all)
         self._checked[unchecked] = True
         return [np.frombuffer(part, self.dtype).reshape(-1, *self.shape) for part in parts[: len(datapoints)]]
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from granular._other_names import answering
+from granular._support.other_names import answering
 from granular.aio.bags.bag import Bag
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.comparison import to_nanoseconds
@@ -117,7 +117,9 @@ class _Builder:
     """An index file that is being written: pages first, the directory at the end."""
 
     def __init__(self, root: Path, file: ObjectWriter, times: dict[str, int]) -> None:
-        self._root, self._file, self._times = root, file, times
+        self._root = root
+        self._file = file
+        self._times = times
         self._first: Columns | None = None
         self._shards: list[_Shard] = []
         self._pages: list[np.ndarray[Any, Any]] = []

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from granular._other_names import answering
+from granular._support.other_names import answering
 from granular.aio.datasets.appending import NAME as MARKER
 from granular.aio.datasets.parts_folder import is_parts
 from granular.aio.paths.claims import is_claim

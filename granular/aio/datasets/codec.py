@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular import formats
-from granular._other_names import type_named
+from granular._support.indexing import cut_into
+from granular._support.other_names import type_named
 from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.runtime.tracebacks import message_of
@@ -15,7 +16,6 @@ from granular.config import MiB
 from granular.errors import DatapointKeysError, DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
 from granular.formats import layout
 from granular.formats.base import Decoder, Encoder
-from granular.indexing import cut_into
 from granular.metrics import DECODE, record_time, timed, timing
 
 Encoders = Mapping[str, Encoder] | None

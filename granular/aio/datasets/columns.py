@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
+from granular._support.indexing import Ints, cut_into, owner_of, sums_of
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.records import Adjacent, Bags, Rows, read_adjacent, read_records
@@ -15,11 +16,10 @@ from granular.aio.datasets.references import References, clip, unpack_rows
 from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.user_functions import CONTROL, raise_control
-from granular.aio.stores.fanout import once_more
+from granular.aio.stores.fanout import retry_if_corrupt
 from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import CorruptDatasetError, InvalidArgumentError, UnknownKeyError
 from granular.formats.layout import Layout, Spec, unpack_refs
-from granular.indexing import Ints, cut_into, owner_of, sums_of
 
 Datapoint = dict[str, Any]
 Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
@@ -212,7 +212,7 @@ class Columns:
                 record_rows(picks, choice, references)
             return references
 
-        return await once_more(self.is_remote, read)
+        return await retry_if_corrupt(self.is_remote, read)
 
     async def available(self, index: int) -> dict[str, bool | range]:
         """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""
@@ -367,14 +367,14 @@ def as_datapoints(
 
 def read_columns(picks: Picks, choices: Sequence[Choice]) -> Coroutine[Any, Any, list[list[Any]]]:
     """Return the values of datapoints, by field, in one fan-out."""
-    return once_more(picks.is_remote, lambda: _read_columns(picks, choices))
+    return retry_if_corrupt(picks.is_remote, lambda: _read_columns(picks, choices))
 
 
 def read_buffers(
     columns: Columns, indices: Ints, choices: Sequence[Choice]
 ) -> Coroutine[Any, Any, dict[str, list[Any] | Adjacent]]:
     """Return the values of datapoints, at least one, by key: raw records as one buffer if they lie in it anyway."""
-    return once_more(columns.is_remote, lambda: _read_buffers(columns, Picks.of(columns, indices), choices))
+    return retry_if_corrupt(columns.is_remote, lambda: _read_buffers(columns, Picks.of(columns, indices), choices))
 
 
 async def _read_buffers(columns: Columns, picks: Picks, choices: Sequence[Choice]) -> dict[str, list[Any] | Adjacent]:
@@ -482,7 +482,7 @@ async def read_references(picks: Picks) -> Referenced:
     if (sources == sources[0]).all():
         return await _read_references(picks, int(sources[0]))
     out = np.empty((2, len(indices), len(datasets.first.spec)), np.int64)
-    for source in np.unique(sources).tolist():
+    for source in sorted(set(sources.tolist())):
         some = sources == source
         chosen = some.repeat(counts)
         own = Picks(datasets, numbers[some], counts[some], indices[chosen])

@@ -14,13 +14,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from granular._support.indexing import Ints
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.shards import listed_shards
 from granular.aio.http.messages import http_date
+from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import relative_name
-from granular.aio.reply import changed
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Request, Stat
@@ -28,7 +29,6 @@ from granular.aio.stores.fanout import read_all
 from granular.aio.stores.local.files import version_of
 from granular.errors import AccessDeniedError, CorruptError, NotFoundError, ObjectChangedError, UnsupportedError
 from granular.formats.layout import LIMIT, check_limits, parse_spec, shard_name, shard_numbers
-from granular.indexing import Ints
 
 _SECOND: Final = 10**9  # nanoseconds: Last-Modified has whole seconds, where a listing may have more
 LISTED: Final = 2000  # objects of a dataset in a bucket up to which opening lists all of them, 1,000 per request

@@ -9,8 +9,8 @@ from typing import Final
 
 from granular.aio.bags.identity import FileIdentity, check_files
 from granular.aio.http.messages import http_date
+from granular.aio.http.reply import Reply, changed
 from granular.aio.paths.path import Path
-from granular.aio.reply import Reply, changed
 from granular.aio.runtime.tasks import gather
 from granular.errors import CorruptError, NotFoundError, ObjectChangedError
 

@@ -15,7 +15,9 @@ class DatapointWriter(Publishing):
 
     def __init__(self, directory: Path, spec: Mapping[str, str], layout: Layout) -> None:
         super().__init__()
-        self.directory, self._name, self._layout = directory, f'{directory}', layout
+        self.directory = directory
+        self._name = f'{directory}'
+        self._layout = layout
         self._spec = check_spec(spec, layout)
         self._found, self._untold = 0, False  # datapoints that existed; if they are a dataset, unknown to the caller
 

@@ -7,16 +7,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from granular._words import logger
+from granular._support.indexing import Ints
+from granular._support.text import logger
 from granular.aio.bags.bag import IndexedBag
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.tables import PackedReferences, PackedTable, PackedTables, read_packed_references
+from granular.aio.http.reply import stands_in
 from granular.aio.paths.path import Path
-from granular.aio.reply import stands_in
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Request
-from granular.aio.stores.fanout import once_more, past_caches, read_all
+from granular.aio.stores.fanout import past_caches, read_all, retry_if_corrupt
 from granular.errors import CorruptDatasetError, ObjectChangedError, UnsupportedError
 from granular.formats.bit_packing import PADDING, PAGE, WORD, Words, check_pages, count_pages, unpack, unpack_one
 from granular.formats.checksums import crc32c
@@ -30,7 +31,6 @@ from granular.formats.dataset_index import (
     records_of_pages,
 )
 from granular.formats.layout import LIMIT, shard_name, unpack_refs
-from granular.indexing import Ints
 
 _INLINE: Final = 1 << 17  # lookups on the event loop at a time: a few milliseconds
 _PAGE_BITS: Final = PAGE.bit_length() - 1
@@ -48,7 +48,9 @@ class DatasetIndex(PackedTables):
     """
 
     def __init__(self, path: Path, pin: str | None, directory: Directory) -> None:
-        self.path, self.directory, self._pin = path, directory, pin
+        self.path = path
+        self.directory = directory
+        self._pin = pin
         self._words: Words | None = None  # all pages, at their positions in the file, if they were read
         counts = directory.counts()
         self._tables = counts.shape[1]
@@ -114,7 +116,7 @@ class DatasetIndex(PackedTables):
     @classmethod
     async def read_file(cls, path: Path, whole: bool) -> 'DatasetIndex':
         """Open an index file; as ``open``, but raise the error if it cannot be used."""
-        return await once_more(not path.store.local, lambda: cls._read(path, whole))
+        return await retry_if_corrupt(not path.store.local, lambda: cls._read(path, whole))
 
     @classmethod
     async def _read(cls, path: Path, whole: bool) -> 'DatasetIndex':

@@ -7,7 +7,8 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._words import logger
+from granular._support.indexing import Ints
+from granular._support.text import logger
 from granular.aio.bags.identity import FileIdentity, Identity, check_files
 from granular.aio.bags.index_cache import FolderState, Proof, Snapshot
 from granular.aio.datasets.codec import Field
@@ -22,7 +23,6 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import start_inline
 from granular.errors import GranularError, ObjectChangedError
 from granular.formats.layout import shard_name
-from granular.indexing import Ints
 
 T = TypeVar('T')
 
@@ -48,7 +48,10 @@ class IndexedShards:
         create: Callable[[str], Dataset],
     ) -> None:
         self._directory, self._name = directory, f'{directory}'
-        self.index, self._numbers, self._fields, self._create = index, numbers, fields, create
+        self.index = index
+        self._numbers = numbers
+        self._fields = fields
+        self._create = create
         self.own: dict[int, Dataset] = {}
         self._made: dict[int, Dataset] = {}
         self._datasets: Datasets | None = None  # the shards that were read

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular import formats
-from granular._typing import Datapoint_co
+from granular._support.indexing import Ints, cut_into, index_of, indices_of
+from granular._support.typing import Datapoint_co
 from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.bags.index_cache import Snapshot
@@ -37,9 +38,8 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Store
-from granular.aio.stores.fanout import once_more
+from granular.aio.stores.fanout import retry_if_corrupt
 from granular.errors import InvalidArgumentError, NotFoundError, ObjectChangedError
-from granular.indexing import Ints, cut_into, index_of, indices_of
 from granular.metrics import timing
 
 # Of equal stores one, as comparing two takes as long as reading a small record.
@@ -241,7 +241,7 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         (choice,) = shards[0].choose((key,))
         field = choice.field
         if field.many or field.kind == 'utf8' or (field.fn is raw and field.kind != 'array'):
-            return (await once_more(shards[0].is_remote, lambda: record_sizes(shards, key)))[1]
+            return (await retry_if_corrupt(shards[0].is_remote, lambda: record_sizes(shards, key)))[1]
         if field.kind == 'array':
             return (await ArrayTable.read(shards, key)).counts
         raise InvalidArgumentError(
@@ -407,7 +407,9 @@ def reader_of(
 ) -> DatasetReader:
     """Return a reader of an open dataset; ``compared`` returns it, before its first read, once it was compared."""
     reader = DatasetReader(dataset.directory, **options._asdict())
-    reader._dataset, reader._state, reader._compared = dataset.copy(), 'open', compared
+    reader._dataset = dataset.copy()
+    reader._state = 'open'
+    reader._compared = compared
     return reader
 
 

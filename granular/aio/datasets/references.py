@@ -5,15 +5,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._support.indexing import Ints, cut_into
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.records import Rows, read_records
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.fanout import once_more
+from granular.aio.stores.fanout import retry_if_corrupt
 from granular.errors import CorruptDatasetError, OutOfRangeError
 from granular.formats.bit_packing import pack
 from granular.formats.dataset_index import ANY, RUNS, SAME
 from granular.formats.layout import Spec, is_sequence, unpack_refs
-from granular.indexing import Ints, cut_into
 
 _SPAN: Final = 1 << 15  # datapoints whose references are unpacked at a time
 
@@ -102,7 +102,7 @@ async def _read_references(refs: Bag, spec: Spec, indices: range) -> tuple[Ints,
             )
         return first, count
 
-    return await once_more(refs.is_remote, read)
+    return await retry_if_corrupt(refs.is_remote, read)
 
 
 def clip(first: int, count: int, selection: bool | range | slice, key: str, index: int, name: str) -> tuple[int, int]:

@@ -6,7 +6,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._words import counted, logger
+from granular._support.indexing import Ints
+from granular._support.text import counted, logger
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.appending import finished_shards
@@ -17,12 +18,11 @@ from granular.aio.datasets.dataset import Dataset, OpenOptions, all_or_none, joi
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.shards import check_complete, filled, listed_shards, shards_in
+from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
-from granular.aio.reply import changed
 from granular.aio.runtime.tasks import for_each, gather
 from granular.errors import AccessDeniedError, CorruptDatasetError, NotFoundError
 from granular.formats.layout import shard_name
-from granular.indexing import Ints
 
 T = TypeVar('T')
 
@@ -95,7 +95,9 @@ class ShardOpener:
     """Opens the shards that a reader reads: a series, given by its first one and the distance between two of them."""
 
     def __init__(self, directory: Path, options: OpenOptions, series: tuple[int, int], use_index: bool) -> None:
-        self._directory, self._name, self._options = directory, f'{directory}', options
+        self._directory = directory
+        self._name = f'{directory}'
+        self._options = options
         self._series, self._use_index = series, use_index
         self._shared: SharedIndex | Snapshot | None = None
         self._expected_count: int | None = None

@@ -7,7 +7,8 @@ from typing import Any, Final, Self, SupportsIndex
 import numpy as np
 
 from granular import formats
-from granular._typing import Datapoint_co
+from granular._support.indexing import Ints, index_of
+from granular._support.typing import Datapoint_co
 from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity
 from granular.aio.bags.index_cache import Snapshot
@@ -24,7 +25,6 @@ from granular.aio.runtime.lifecycle import check_open
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.errors import NotFoundError, ObjectChangedError
-from granular.indexing import Ints, index_of
 
 _FIRST: Final = np.zeros(1, np.int64)
 
@@ -109,7 +109,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         return self.nbytes(mask) if self._choice['shardstep'] == 1 else None
 
     async def _prove(self, positions: Ints) -> None:
-        await compare_shards(self, np.unique(self._stops.searchsorted(positions, side='right')).tolist())
+        await compare_shards(self, sorted(set(self._stops.searchsorted(positions, side='right').tolist())))
 
     async def _identify(self) -> None:
         await compare_shards(self)

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal
 
 from granular import formats
-from granular._other_names import answering
-from granular._words import logger
+from granular._support.indexing import check_integer
+from granular._support.other_names import answering
+from granular._support.text import logger
 from granular.aio.datasets.appending import all_finished, mark, unmark
 from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.codec import Encoders
@@ -31,7 +32,6 @@ from granular.errors import (
 )
 from granular.formats.checksums import SUFFIX
 from granular.formats.layout import Layout, shard_name, shard_number
-from granular.indexing import check_integer
 
 
 class ShardedDatasetWriter(DatapointWriter):
@@ -96,7 +96,9 @@ class ShardedDatasetWriter(DatapointWriter):
         self._args = (spec, encoders, layout, resume, checksums)
         self._checksums = checksums
         DatasetWriter(self.directory, *self._args)  # rejects unknown types and others before a shard starts
-        self._shardlen, self._next, self._step = shardlen, shardstart, shardstep
+        self._shardlen = shardlen
+        self._next = shardstart
+        self._step = shardstep
         self._writer: DatasetWriter | None = None
         self._done = [0, 0, 0]  # number, bytes and datapoints of the finished shards
         self._resumed = 0

@@ -4,13 +4,13 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from granular._support.indexing import check_integer
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Entry
 from granular.aio.stores.local.writing import final_name
 from granular.errors import CorruptDatasetError, NotFoundError
 from granular.formats.layout import SUFFIXES, shard_name, shard_numbers
-from granular.indexing import check_integer
 
 READ: Final = 'its writer has not finished, it was removed, or writers with shardstep wrote unequal numbers of shards'
 """The causes of a missing shard, for readers."""

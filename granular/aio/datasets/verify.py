@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from granular._other_names import answering
-from granular._words import counted
+from granular._support.indexing import Ints
+from granular._support.other_names import answering
+from granular._support.text import counted
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import Rows, read_limits
 from granular.aio.datasets.codec import Decoders, check_decoders, describe_error
@@ -27,7 +28,6 @@ from granular.errors import CorruptError, NotFoundError, UnsupportedError
 from granular.formats.base import Decoder
 from granular.formats.checksums import SUFFIX, Sums, crc32c, load
 from granular.formats.layout import Layout, element, shard_name
-from granular.indexing import Ints
 
 _SPAN = 1 << 15  # datapoints whose references are checked at a time
 

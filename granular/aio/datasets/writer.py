@@ -14,7 +14,7 @@ from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.paths.removal import explain, find_removal
 from granular.aio.runtime.lifecycle import ensure_open
-from granular.aio.runtime.tasks import gather, settle, uncut
+from granular.aio.runtime.tasks import finish_within, gather, settle
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
@@ -318,7 +318,7 @@ class DatasetWriter(DatapointWriter):
         failure: GranularError | None = None
         writer: ObjectWriter | None = None
         try:
-            writer = await uncut(path.store.write(path.key, content, new=not self._has_copies))
+            writer = await finish_within(path.store.write(path.key, content, new=not self._has_copies))
         except GranularError as error:
             failure = error
         except BaseException:

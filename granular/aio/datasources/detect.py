@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from granular import formats
-from granular._other_names import answering
-from granular._plugins import plugin
-from granular._words import counted
+from granular._support.other_names import answering
+from granular._support.plugins import plugin
+from granular._support.text import counted
 from granular.aio.bags.reader import BagReader
 from granular.aio.datasets.index import index_path
 from granular.aio.datasets.reader import DatasetReader

@@ -6,20 +6,20 @@ from typing import Any, Generic, Self, SupportsIndex, overload
 
 import numpy as np
 
-from granular._typing import Datapoint_co
+from granular._support.indexing import Ints, grouped, index_of, indices_of, placed
+from granular._support.typing import Datapoint_co
 from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.datasources.arguments import Mask, Paths, names_in
 from granular.aio.datasources.discovery.discover import Files
 from granular.aio.datasources.scanning import Index, forget_indices
+from granular.aio.http.reply import Reply
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_source import OpenedDataSource
-from granular.aio.reply import Reply
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Request, Store
 from granular.aio.stores.fanout import read_all
 from granular.errors import GranularError, ObjectChangedError
-from granular.indexing import Ints, grouped, index_of, indices_of, placed
 
 
 class SequenceSource(OpenedDataSource[Datapoint_co]):

@@ -7,16 +7,16 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
+from granular._support.indexing import Ints
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import cache_file_of, load_tables, remove_file, save_tables
+from granular.aio.http.reply import Reply
 from granular.aio.paths.path import Path
-from granular.aio.reply import Reply
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, ObjectChangedError, OutOfRangeError
-from granular.indexing import Ints
 
 SCAN: Final = 16 * MiB  # bytes that are read at a time of a file with many headers
 _PEEK: Final = 4096

@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._support.indexing import MOST, Ints, check_integer
 from granular.aio.datasets.array_table import ArrayTable
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import (
@@ -26,7 +27,6 @@ from granular.errors import (
     UnknownKeyError,
     UnsupportedError,
 )
-from granular.indexing import MOST, Ints, check_integer
 
 T = TypeVar('T')
 Window = dict[str, NDArray[Any]]

@@ -22,7 +22,9 @@ class Batch:
     """
 
     def __init__(self, transport: Transport, provider: Provider, downloads: Sequence[Download]) -> None:
-        self._transport, self._provider, self._downloads = transport, provider, downloads
+        self._transport = transport
+        self._provider = provider
+        self._downloads = downloads
         self._traffic = transport.traffic
         self._limit, self._metrics = self._traffic.limit, self._traffic.metrics
         self._left = len(downloads)

@@ -293,7 +293,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _end_expected(self, exchange: Exchange) -> None:
         self.exchange = self.destination = self._left = None
-        self.begun, self._informed, self._used = False, 0, True
+        self.begun = False
+        self._informed = 0
+        self._used = True
         self._reuse()
         exchange.succeeded(None)
 
@@ -343,11 +345,15 @@ class Connection(asyncio.BufferedProtocol):
         seconds = self.moved - self.sent
         self._pool.latencies.append(seconds)
         self._pool.first_byte.observe(seconds)
-        self.begun, self.mark_time, self.mark_got = True, self.moved, 0
+        self.begun = True
+        self.mark_time = self.moved
+        self.mark_got = 0
 
     def _begin_parsed(self, exchange: Exchange, raw: bytes, head: Head, rest: memoryview) -> None:
         self._begin(exchange, raw)
-        self._held, exchange.got, self._beginning = b'', 0, self._scratch_view
+        self._held = b''
+        exchange.got = 0
+        self._beginning = self._scratch_view
         bodiless = exchange.bodiless or head.status in (204, 304)
         reply = self._reply = _ParsedReply(head, bodiless)
         if bodiless:

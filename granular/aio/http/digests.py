@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from granular._lazy import import_if_installed
+from granular._support.lazy import import_if_installed
 from granular.aio.http.messages import shown
 from granular.aio.runtime.threads import offload
 from granular.config import KiB

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from granular.aio.http.connection import SCRATCH, Exchange
 from granular.aio.http.known_heads import KnownHeads
 from granular.aio.http.messages import Head, shown
-from granular.aio.reply import Reply, changed, stand_in, stands_in
+from granular.aio.http.reply import Reply, changed, stand_in, stands_in
 from granular.aio.runtime.buffers import Space, blank
 from granular.config import KiB, MiB
 from granular.errors import BadReplyError, OutOfRangeError
@@ -70,7 +70,10 @@ class Download(Exchange):
         into: Space | None = None,
     ) -> None:
         super().__init__()
-        self.key, self.name, self._start, self._stop = key, name, start, stop
+        self.key = key
+        self.name = name
+        self._start = start
+        self._stop = stop
         self._versions, self._into = versions, into
         self.version = version  # that was requested, or else that of the object, once a reply has come
         # Bytes of memory to reserve; a guess if the object's end is requested.
@@ -104,7 +107,9 @@ class Download(Exchange):
 
     def end_plain(self) -> None:
         """Let a coroutine continue the download in its slot: from now on, each reply is parsed and awaited."""
-        self.batch, self._range, self.has_slot = None, b'', True
+        self.batch = None
+        self._range = b''
+        self.has_slot = True
 
     def expects(self, head: bytes) -> int:
         """Return the length of the body if a head is that of status 206 with the range and version requested.
@@ -362,7 +367,11 @@ class Download(Exchange):
         raise self._beyond(size)
 
     def restart(self) -> None:
-        self._space, self._span, self._done, self.got, self._filling = _NOTHING, None, 0, 0, False
+        self._space = _NOTHING
+        self._span = None
+        self._done = 0
+        self.got = 0
+        self._filling = False
         self._held = 0
 
     def gained(self) -> int:

@@ -13,7 +13,7 @@ import resource
 import time
 from typing import Any, Final, Protocol
 
-from granular._words import logger
+from granular._support.text import logger
 
 _FIRST, _FEWEST, _MOST = 256, 8, 2048
 _START: Final = 4  # requests to a store that has not answered yet
@@ -112,7 +112,10 @@ class Limit:
         self._waiting: collections.deque[Waiting] = collections.deque()
         self._failed: collections.deque[_Waiter] = collections.deque()  # those that wait again
         self._adapts = not requests
-        self._began, self._replies, self._crowded = 0.0, 0, False  # the measurement window
+        # the measurement window
+        self._began = 0.0
+        self._replies = 0
+        self._crowded = False
         self._turns = self._long_turns = 0  # of the loop, measured in the window
         self._measured = 0.0  # time of the last measurement of a turn
         self._last = float('-inf')  # time of the last successful reply
@@ -198,7 +201,11 @@ class Limit:
             self._open_window(now)
 
     def _open_window(self, now: float) -> None:
-        self._began, self._replies, self._crowded, self._turns, self._long_turns = now, 0, False, 0, 0
+        self._began = now
+        self._replies = 0
+        self._crowded = False
+        self._turns = 0
+        self._long_turns = 0
 
     def measure_turn(self, now: float) -> None:
         """Measure the turn of the loop in which a reply ended, if none was measured for a while."""
@@ -219,7 +226,9 @@ class Limit:
         before, ceiling = self._before, self.capacity
         self._before = ceiling
         if self._rate is not None and rate < self._rate * (_BETTER if ceiling > before else _AS_GOOD):
-            self.capacity, self._rate, self._again = before, None, now + _RELIEF
+            self.capacity = before
+            self._rate = None
+            self._again = now + _RELIEF
             if ceiling > before:
                 self._again = now + self._patience
                 self._patience = min(_PATIENCE[1], 2 * self._patience)
@@ -254,7 +263,9 @@ class Limit:
     def _turn(self, now: float) -> None:
         """Start a new window of answers and refusals, after a second."""
         self._answered_before = self._answered if now - self._second < 2 * _PAUSE else 0
-        self._second, self._answered, self._refused = now, 0, 0
+        self._second = now
+        self._answered = 0
+        self._refused = 0
 
     def fill(self) -> None:
         """Give the free slots to the requests that wait."""

@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from granular._redact import hidden
+from granular._support.redact import hidden
 from granular.aio.http.addresses import encoded
 from granular.aio.http.proxies import Proxy, basic_authorization, proxy_of
 from granular.aio.runtime.replied import Server

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import Any, Final, TypeVar
 
-from granular._words import logger
+from granular._support.text import logger
 from granular.aio.http.connection import (
     SCRATCH,
     Connection,
@@ -79,7 +79,9 @@ class Pool:
     """
 
     def __init__(self, config: IOConfig, metrics: StoreMetrics, tls_verify: bool | str) -> None:
-        self._config, self._metrics, self._tls_verify = config, metrics, tls_verify
+        self._config = config
+        self._metrics = metrics
+        self._tls_verify = tls_verify
         self.first_byte = metrics.first_byte
         self.latencies: collections.deque[float] = collections.deque(maxlen=512)  # seconds until a reply began
         self._slow = float('inf')  # seconds after which a request is hedged

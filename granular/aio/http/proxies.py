@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from granular._redact import hidden
+from granular._support.redact import hidden
 from granular.errors import AccessDeniedError, InvalidArgumentError
 
 _VARIABLES: Final = ('http_proxy', 'https_proxy', 'no_proxy', 'HTTP_PROXY', 'HTTPS_PROXY', 'NO_PROXY', 'REQUEST_METHOD')

@@ -12,8 +12,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from granular._redact import hidden
-from granular._words import counted, logger
+from granular._support.redact import hidden
+from granular._support.text import counted, logger
 from granular.aio.http.connection import CutReplyError, PoolClosedError, StalledReplyError
 from granular.aio.http.download import Download
 from granular.aio.http.limits import Budget, Limit, Pauses
@@ -89,7 +89,9 @@ class RetryableError(Exception):
 
     def __init__(self, error: StoreError, throttled: bool, after: float, outcome: str = 'server_error') -> None:
         super().__init__(str(error))
-        self.error, self.throttled, self.after = error, throttled, after
+        self.error = error
+        self.throttled = throttled
+        self.after = after
         self.outcome = 'throttled' if throttled else outcome
 
 
@@ -104,7 +106,9 @@ class Traffic:
         has_replied: Callable[[], bool],
         ask: Callable[[], Awaitable[bool]],
     ) -> None:
-        self.config, self.metrics, self.on_throttling = config, metrics, on_throttling
+        self.config = config
+        self.metrics = metrics
+        self.on_throttling = on_throttling
         self.has_replied, self._ask = has_replied, ask
         self.answered = -math.inf  # time of the last answer that is not the failure of the store
         self._asked, self._is_silent = -math.inf, True  # the time of the last question, and its answer
@@ -165,7 +169,10 @@ class Attempts:
     """
 
     def __init__(self, traffic: Traffic, recover: Recover, name: str, download: Download | None = None) -> None:
-        self._traffic, self._recover, self._name, self._download = traffic, recover, name, download
+        self._traffic = traffic
+        self._recover = recover
+        self._name = name
+        self._download = download
         self._count = 0  # attempts since the last one that made progress, without those of an outage
         self._sure = 0  # those of them before the store was known to answer last
         self._row = 0  # all attempts since then

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from granular._redact import hidden
-from granular._words import logger
+from granular._support.redact import hidden
+from granular._support.text import logger
 from granular.aio.http.connection import Exchange, StaleError
 from granular.aio.http.download import Download, Versions, coding_of
 from granular.aio.http.messages import Head, ProtocolError, Target, shown
 from granular.aio.http.pool import Pool
+from granular.aio.http.reply import Reply
 from granular.aio.http.retry import (
     Attempts,
     DoubtfulError,
@@ -20,7 +21,6 @@ from granular.aio.http.retry import (
     refusal,
 )
 from granular.aio.http.verification import Verifier
-from granular.aio.reply import Reply
 from granular.config import IOConfig, MiB
 from granular.errors import BadReplyError, ObjectChangedError, StoreError
 from granular.metrics import counters
@@ -65,7 +65,9 @@ class _Collector(Exchange):
 
     def __init__(self, name: str, outgoing: Outgoing, limit: int) -> None:
         super().__init__()
-        self.bodiless, self.body, self.hedged = outgoing.method == 'HEAD', outgoing.body, False
+        self.bodiless = outgoing.method == 'HEAD'
+        self.body = outgoing.body
+        self.hedged = False
         self._name, self._limit = name, limit
         self.collected = bytearray()
 

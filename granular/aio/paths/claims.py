@@ -14,7 +14,7 @@ import weakref
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal
 
-from granular._words import logger
+from granular._support.text import logger
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.background import background
 from granular.aio.runtime.lifecycle import ending_with
@@ -52,7 +52,10 @@ class Claim:
     """
 
     def __init__(self, directory: PurePath, start: int, step: int, take_over: _TakeOver) -> None:
-        self._directory, self._start, self._step, self._take_over = directory, start, step, take_over
+        self._directory = directory
+        self._start = start
+        self._step = step
+        self._take_over = take_over
         self._path = directory / f'.writer.{start}.{step}.json'
         self._token = secrets.token_hex(16)
         self._turns = Lock()

@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Final
 
-from granular._words import logger
+from granular._support.text import logger
 from granular.aio.http.digests import Digests, proven
 from granular.aio.paths.claims import Claim, is_claim
 from granular.aio.paths.file import File, Progress
@@ -56,7 +56,9 @@ async def copy(source: PurePath, target: PurePath, progress: Progress | None) ->
 
 class FolderCopy:
     def __init__(self, source: PurePath, target: PurePath, progress: Progress | None) -> None:
-        self._source, self._target, self._report = source, target, ProgressReport(progress)
+        self._source = source
+        self._target = target
+        self._report = ProgressReport(progress)
         self._target_sizes: dict[str, int] = {}  # the sizes of the target's files
         self._leftovers: dict[str, set[str]] = {}  # by file, its temporary files that killed copies left on a disk
         self._specs: list[Entry] = []

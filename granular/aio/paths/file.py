@@ -5,8 +5,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
+from granular.aio.http.reply import Reply
 from granular.aio.paths.pure import PurePath
-from granular.aio.reply import Reply
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lock import Lock
 from granular.aio.stores import ObjectWriter
@@ -32,7 +32,9 @@ class File:
     """
 
     def __init__(self, path: PurePath, size: int, writer: ObjectWriter | None) -> None:
-        self._path, self._size, self._writer = path, size, writer
+        self._path = path
+        self._size = size
+        self._writer = writer
         self._position = 0
         self._closed = self._failed = False
         self._pinned: Reply | None = None  # the first reply, whose version the further ones must have
@@ -133,7 +135,9 @@ class File:
     def _end(self) -> ObjectWriter | None:
         """Close the file. Return the writer of what is to be published or discarded."""
         writer = None if self._closed else self._writer
-        self._closed, self._pinned, self._kept = True, None, None
+        self._closed = True
+        self._pinned = None
+        self._kept = None
         return writer
 
     def _check(self, writing: bool) -> Any:

@@ -8,6 +8,7 @@ from typing import Final, Self
 
 from numpy.typing import ArrayLike
 
+from granular._support.indexing import check_integer
 from granular.aio.paths.file import File, Progress, bytes_of
 from granular.aio.paths.pure import PurePath, check_str, glob_regex
 from granular.aio.runtime.lifecycle import opening
@@ -24,7 +25,6 @@ from granular.errors import (
     StoreError,
     UnsupportedError,
 )
-from granular.indexing import check_integer
 from granular.metrics import counters
 
 _BRACES: Final = re.compile(r'\{(?:(\d{1,9})\.\.(\d{1,9})|([^{},/]+|[^{},/]*(?:,[^{},/]*)+))\}')

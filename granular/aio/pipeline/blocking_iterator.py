@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from granular._typing import Element_co
-from granular.aio.execution.hand_over import exclusively
+from granular._support.typing import Element_co
+from granular.aio.pipeline.execution.hand_over import exclusively
 from granular.aio.pipeline.iterator import CursorHandle, StreamCursor
 from granular.aio.pipeline.streams.flow import sum_stats
 from granular.aio.pipeline.streams.stream import Stream

@@ -4,8 +4,8 @@ import threading
 import time
 from typing import Any
 
-from granular.aio.execution.hand_over import HandOver
-from granular.aio.execution.prefetch import END, Crew
+from granular.aio.pipeline.execution.hand_over import HandOver
+from granular.aio.pipeline.execution.prefetch import END, Crew
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.portal import run
@@ -25,7 +25,7 @@ class Cursor(HandOver[Any], Running):
         flow.bind(self.token, self._crew)
         self._calls_functions = _calls_functions(flow)
         self._before: Any = None  # the mark before the last operation
-        self._astray = False  # True if the flow must go back to it: the last operation is unfinished, or it failed
+        self._undelivered = False  # True if the flow must go back to it: the last operation is unfinished, or it failed
         self._expected = False  # True until the last element was received
         self._count = 0
         self._count_before = 0  # before the last operation
@@ -45,7 +45,7 @@ class Cursor(HandOver[Any], Running):
                 if self.closed:  # meanwhile: a stage may have taken a closed one before it for one that ended or begins
                     self.check()
                 self._count += element is not END
-                self._astray = False
+                self._undelivered = False
             except Exception:
                 self._failed()
                 raise
@@ -76,7 +76,7 @@ class Cursor(HandOver[Any], Running):
 
     def _take_back(self, *_: object) -> None:
         self.hide()
-        self._astray = True
+        self._undelivered = True
 
     def _check_caller(self) -> None:
         refuse_own_use(self.token)
@@ -99,18 +99,20 @@ class Cursor(HandOver[Any], Running):
             await self.settle()  # before there are tasks, which only their loop may end
         self._expected = False
         self.hide()
-        if self._astray:  # so late that neither errors nor cancellations prevent it
+        if self._undelivered:  # so late that neither errors nor cancellations prevent it
             await self.flow.restore(self._before)
-            self._count, self._astray = self._count_before, False
+            self._count, self._undelivered = self._count_before, False
 
     def _move(self) -> None:
         self._before, self._count_before = self.flow.mark(), self._count
-        self._astray, self._expected, self._last = True, True, None
+        self._undelivered = True
+        self._expected = True
+        self._last = None
         self._moves += 1
 
     def _in_move(self) -> bool:
         """Return whether the last element was not received."""
-        return self._astray or self._expected
+        return self._undelivered or self._expected
 
     def elements(self) -> int:
         """Return the number of elements that were received."""

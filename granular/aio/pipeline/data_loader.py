@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from granular._other_names import answering
-from granular.aio.execution.failures import Failure, OnError
+from granular._support.indexing import MOST_WORKERS, check_integer
+from granular._support.other_names import answering
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
+from granular.aio.pipeline.execution.failures import Failure, OnError
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.elements import Element
@@ -27,7 +28,6 @@ from granular.aio.pipeline.transforms import (
 from granular.aio.runtime.pools import CORES
 from granular.aio.runtime.user_functions import call_checked, method_of, name_of
 from granular.errors import InvalidArgumentError
-from granular.indexing import MOST_WORKERS, check_integer
 
 _BATCHES_AHEAD: Final = 2
 _NO_SEED: Final = 'random_map requires random numbers: pass a seed to the sampler'

@@ -7,12 +7,12 @@ from typing import Any, Generic, Self, TypeVar
 
 from numpy.typing import NDArray
 
-from granular._other_names import Answering, Awaited
-from granular._typing import Datapoint_co
+from granular._support.indexing import Ints, check_integer
+from granular._support.other_names import Answering, Awaited
+from granular._support.typing import Datapoint_co
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
 from granular.formats.display import Samples
-from granular.indexing import Ints, check_integer
 
 R = TypeVar('R')
 

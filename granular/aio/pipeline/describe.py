@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from granular._words import logger
+from granular._support.text import logger
 from granular.errors import ClosedError, StateError
 from granular.shuffle import Blocks
 

@@ -6,8 +6,9 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar, cast, overload
 
-from granular._other_names import Unindexed, answering
-from granular._typing import Element_co
+from granular._support.indexing import check_integer, check_seed
+from granular._support.other_names import Unindexed, answering
+from granular._support.typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.nodes import indices as nodes
@@ -48,7 +49,6 @@ from granular.aio.runtime.immediate import running_loop
 from granular.aio.runtime.pools import CORES
 from granular.aio.runtime.user_functions import method_of, name_of
 from granular.errors import InvalidArgumentError
-from granular.indexing import check_integer, check_seed
 from granular.shuffle import MAX_SEED
 
 T = TypeVar('T')

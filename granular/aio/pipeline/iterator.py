@@ -4,11 +4,12 @@ import abc
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Self
 
-from granular._typing import Element_co
-from granular._words import counted
-from granular.aio.execution.prefetch import END
+from granular._support.indexing import check_integer
+from granular._support.text import counted
+from granular._support.typing import Element_co
 from granular.aio.pipeline.cursor import Cursor
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
+from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.position import VERSION, check_plain, check_version, restoring
 from granular.aio.pipeline.streams.flow import restore_checked
 from granular.aio.pipeline.streams.stream import Stream
@@ -16,7 +17,6 @@ from granular.aio.pipeline.streams.tracing import Tracing, trace_of, traced
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
-from granular.indexing import check_integer
 
 
 class StreamCursor(Cursor):
@@ -70,7 +70,7 @@ class StreamCursor(Cursor):
                 await self._go_back()
                 self._move()
                 await restore_checked(self.flow, state['state'], terms)
-                self._astray = self._expected = False
+                self._undelivered = self._expected = False
             finally:
                 await self.settle()
 

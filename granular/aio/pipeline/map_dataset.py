@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, SupportsIndex, T
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular._other_names import Awaited, answering
-from granular._typing import Element_co
-from granular._words import counted
-from granular.aio.execution.failures import OnError, without_failures
+from granular._support.indexing import Ints, check_index, check_integer, check_seed, integers_of
+from granular._support.other_names import Awaited, answering
+from granular._support.text import counted
+from granular._support.typing import Element_co
 from granular.aio.pipeline import iterator
 from granular.aio.pipeline.describe import format_pipeline
+from granular.aio.pipeline.execution.failures import OnError, without_failures
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes import combinations, elements, selection
 from granular.aio.pipeline.nodes import indices as nodes
@@ -43,7 +44,6 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy, percent_range, repetitions_of
-from granular.indexing import Ints, check_index, check_integer, check_seed, integers_of
 from granular.shuffle import MAX_SEED, Index, Order
 
 T = TypeVar('T')

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from granular._other_names import answering
+from granular._support.other_names import answering
 from granular.aio.pipeline.nodes.indices import beneath
 from granular.aio.pipeline.nodes.packed import packed
 from granular.aio.pipeline.nodes.size_batches import BudgetArguments, Cost, SizeBatches, batched_by_size

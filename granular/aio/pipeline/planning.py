@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.indexing import Ints, sums_of
+from granular._support.indexing import Ints, sums_of
 
 POINTS: Final = 512  # classes, at most, by default; and sizes among which tops are chosen
 _FEWEST: Final = 64  # classes by default

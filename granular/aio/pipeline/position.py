@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
-from granular._words import counted
+from granular._support.indexing import Ints
+from granular._support.text import counted
 from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.shards import ShardOptions
 from granular.errors import StateError
-from granular.indexing import Ints
 
 VERSION: Final = 3
 """The version of the states that are saved."""
@@ -142,7 +142,7 @@ FITS: Final[Mapping[str, Fit]] = {
 """What the states of each stage fit, by the name of the operation."""
 
 
-class Terms(NamedTuple):
+class RestoreRules(NamedTuple):
     """The terms under which stages continue from a state, because a later stage needs the elements that follow."""
 
     stage: str = ''  # the description of the later stage, for errors; '' if there are no terms
@@ -153,7 +153,7 @@ class Terms(NamedTuple):
     weights: Literal['own', 'saved', 'same'] = 'own'
     strict: bool = True  # False to continue from a state of a different pipeline, also within an iterator of the user's
 
-    def of(self, stage: str, kind: str, held: bool) -> 'Terms':
+    def of(self, stage: str, kind: str, held: bool) -> 'RestoreRules':
         """Return these terms, and those of a stage before the later one."""
         fit = FITS[kind]
         weights: Literal['own', 'saved', 'same'] = 'saved' if held else self.weights
@@ -163,7 +163,7 @@ class Terms(NamedTuple):
             return self._replace(weights=weights)
         if self.held and not held:
             return self._replace(in_step=fit.in_step, weights=weights)
-        return Terms(stage, kind, held, fit.in_step and self.in_step, weights)
+        return RestoreRules(stage, kind, held, fit.in_step and self.in_step, weights)
 
     def check_hosts(self, saved: int | None, own: int) -> None:
         """Raise ``StateError`` if the terms exclude a state of ``saved`` hosts, None if it names none, on ``own``."""
@@ -180,8 +180,8 @@ class Terms(NamedTuple):
             )
 
 
-FREE: Final = Terms()
-restoring: Final[contextvars.ContextVar[Terms]] = contextvars.ContextVar('restoring', default=FREE)
+FREE: Final = RestoreRules()
+restoring: Final[contextvars.ContextVar[RestoreRules]] = contextvars.ContextVar('restoring', default=FREE)
 """The terms under which an iterator of the user's restores the streams that it reads."""
 
 
@@ -228,7 +228,7 @@ class Turns:
             return at
         return {'at': at, 'hosts': self.count, **({'host': self.index} if own else {})}
 
-    def at(self, state: Any, terms: Terms) -> Any:
+    def at(self, state: Any, terms: RestoreRules) -> Any:
         """Return the position of a state; raise ``StateError`` if the terms exclude its host, or number of hosts."""
         if not isinstance(state, Mapping) or 'at' not in state:
             hosts, host, at = None, None, state

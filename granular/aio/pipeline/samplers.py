@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular._other_names import answering
+from granular._support.indexing import MOST, Ints, check_index, check_integer
+from granular._support.other_names import answering
 from granular.aio.pipeline.nodes.identities import identity_of
 from granular.aio.pipeline.nodes.indices import ENDLESS, shuffled
 from granular.aio.pipeline.nodes.patterns import Shares
@@ -20,7 +21,6 @@ from granular.aio.pipeline.shards import RANK_ARGUMENTS, ShardOptions, as_shard
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import MOST, Ints, check_index, check_integer
 from granular.shuffle import MAX_SEED, Index
 
 

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-from granular._lazy import import_extra
-from granular._other_names import answering
-from granular._words import logger
+from granular._support.indexing import check_integer
+from granular._support.lazy import import_extra
+from granular._support.other_names import answering
+from granular._support.text import logger
 from granular.aio.pipeline.transforms import options_of
 from granular.errors import InvalidArgumentError
-from granular.indexing import check_integer
 
 RANK_ARGUMENTS: Final = dict.fromkeys(
     ('rank', 'world_size', 'num_replicas', 'shard_index', 'shard_count'),

@@ -6,9 +6,9 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from granular._other_names import answering
-from granular.aio.execution.prefetch import END
+from granular._support.other_names import answering
 from granular.aio.pipeline.data_loader import DataLoader, dataset_of
+from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.indices import IndexNode, Wrapped

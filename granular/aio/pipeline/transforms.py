@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast
 
 import numpy as np
 
-from granular._other_names import answering
-from granular._typing import In_contra, Out_co
+from granular._support.indexing import MOST_WORKERS, check_integer, index_of
+from granular._support.other_names import answering
+from granular._support.typing import In_contra, Out_co
 from granular.errors import InvalidArgumentError
 from granular.formats.display import html_lines
-from granular.indexing import MOST_WORKERS, check_integer, index_of
 
 In = TypeVar('In')
 Out = TypeVar('Out')

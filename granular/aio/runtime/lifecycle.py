@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar, cast
 
-from granular._lazy import at_exit
-from granular._other_names import Answering
-from granular._words import logger
+from granular._support.lazy import at_exit
+from granular._support.other_names import Answering
+from granular._support.text import logger
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.immediate import Rest, running_loop, to_loop
 from granular.aio.runtime.lock import Lock, Turn
 from granular.aio.runtime.loop_resources import Closable, scope
 from granular.aio.runtime.portal import portal
-from granular.aio.runtime.tasks import uncut
+from granular.aio.runtime.tasks import finish_within
 from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import computing, refuse_own_use
 from granular.errors import ClosedError, GranularError, UnsupportedError
@@ -238,7 +238,7 @@ class Publishing(AsyncResource):
 
     async def abort(self) -> None:
         async with self._turns.turn():
-            await uncut(super().abort())  # else a second cancellation would leave files locked
+            await finish_within(super().abort())  # else a second cancellation would leave files locked
 
     @abc.abstractmethod
     def _loss(self) -> str:

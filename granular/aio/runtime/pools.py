@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
-from granular._lazy import at_exit
+from granular._support.lazy import at_exit
 from granular.aio.runtime.cores import usable_cores
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.nesting import outside_loops

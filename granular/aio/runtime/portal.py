@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar, cast
 
-from granular._lazy import at_exit, import_if_installed
-from granular._words import logger
+from granular._support.lazy import at_exit, import_if_installed
+from granular._support.text import logger
 from granular.aio.runtime import pools
 from granular.aio.runtime.forking import after_fork, inherited
 from granular.aio.runtime.immediate import Rest, end_coroutine, start_coroutine

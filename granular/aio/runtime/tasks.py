@@ -11,7 +11,7 @@ from granular.aio.runtime.immediate import is_immediate, running_loop, to_loop
 
 T = TypeVar('T')
 
-_UNCUT: Final = 1.0  # seconds in which a request that publishes something may end
+_FINISH_TIMEOUT: Final = 1.0  # seconds in which a request that publishes something may end
 
 
 class HeldError(Exception):
@@ -72,7 +72,7 @@ async def result_of(future: 'asyncio.Future[T]') -> T:
         del future  # an error would keep its traceback, and with it all that its frames hold
 
 
-async def uncut(coro: Coroutine[Any, Any, T]) -> T:
+async def finish_within(coro: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine that is not cut at once: a cancelled caller first waits a second for its end.
 
     For a request that publishes something: cut, it may or may not be carried out, even later.
@@ -83,7 +83,7 @@ async def uncut(coro: Coroutine[Any, Any, T]) -> T:
     try:
         return await outcome(result_of(task))
     except asyncio.CancelledError:
-        await wait_cancelled(task, _UNCUT)
+        await wait_cancelled(task, _FINISH_TIMEOUT)
         await end_tasks([task])
         raise
 

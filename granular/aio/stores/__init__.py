@@ -6,8 +6,8 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from granular._plugins import plugin
-from granular._redact import hidden, is_quoted
+from granular._support.plugins import plugin
+from granular._support.redact import hidden, is_quoted
 from granular.aio.stores.base import ContentInfo, Entry, ObjectWriter, Request, Stat, Store, Upload
 from granular.config import IOConfig
 from granular.errors import InvalidArgumentError

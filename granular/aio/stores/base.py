@@ -13,15 +13,15 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
-from granular._other_names import store_options
-from granular._redact import protect, without_user
-from granular.aio.reply import Reply, check_same
+from granular._support.indexing import Ints
+from granular._support.other_names import store_options
+from granular._support.redact import protect, without_user
+from granular.aio.http.reply import Reply, check_same
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.lent import LENT
 from granular.config import IOConfig, Merge, MiB, store_defaults
 from granular.errors import GranularError, InvalidArgumentError, NotFoundError, OutOfRangeError, UnsupportedError
-from granular.indexing import Ints
 
 _WINDOW: Final = 16 * MiB  # bytes per read of the default ``read_into``, which copies them into the target
 _SECRET: Final = re.compile(r'key|secret|token|pass|cred|auth|sas|sign|conn|header|user', re.IGNORECASE)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from granular._redact import hidden
+from granular._support.redact import hidden
 from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,

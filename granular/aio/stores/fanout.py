@@ -7,13 +7,13 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from granular._words import logger
+from granular._support.indexing import Ints, cut_into, owner_of
+from granular._support.text import logger
 from granular.aio.runtime.buffers import keep_freed
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.stores import Request, Store, ranges
 from granular.aio.stores.base import Spans, Target
 from granular.errors import CorruptError, OutOfRangeError
-from granular.indexing import Ints, cut_into, owner_of
 from granular.metrics import READ, counters, record_time, timing
 
 T = TypeVar('T')
@@ -29,7 +29,7 @@ past_caches: Final[contextvars.ContextVar[bool]] = contextvars.ContextVar('past_
 """True where corrupt data is read once more: all caches are passed by, and get the bytes that the store has."""
 
 
-async def once_more(remote: bool, read: Callable[[], Awaitable[T]]) -> T:
+async def retry_if_corrupt(remote: bool, read: Callable[[], Awaitable[T]]) -> T:
     """Return what a function reads; if that is corrupt, let it read once more, past all caches.
 
     An intact file may arrive damaged, or be damaged in a cache. A local disk is read only once: a retry would return

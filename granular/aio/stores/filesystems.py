@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from granular._redact import hidden, protect
+from granular._support.redact import hidden, protect
 from granular.aio.stores import endpoints
 from granular.aio.stores.base import secrets_in
 from granular.aio.stores.lent import LENT, options_of

@@ -4,7 +4,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from granular.aio.reply import Reply, check_same, stand_in
+from granular.aio.http.reply import Reply, check_same, stand_in
 from granular.aio.stores.base import Entry, Stat
 from granular.aio.stores.threaded import ThreadedStore
 from granular.config import IOConfig

@@ -5,8 +5,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from granular._redact import hidden
-from granular.aio.reply import Reply, check_same, stand_in
+from granular._support.redact import hidden
+from granular.aio.http.reply import Reply, check_same, stand_in
 from granular.aio.runtime.tracebacks import summary
 from granular.aio.stores.base import Entry, Stat, without_secrets
 from granular.aio.stores.errors import translated

@@ -10,11 +10,11 @@ import urllib.parse
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from typing import Any, Final
 
-from granular._redact import hidden
+from granular._support.redact import hidden
 from granular.aio.http.addresses import encoded, keyed, named
 from granular.aio.http.messages import http_date, shown
+from granular.aio.http.reply import stands_in
 from granular.aio.http.transport import Answer, Outgoing
-from granular.aio.reply import stands_in
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Entry, Stat

@@ -12,12 +12,12 @@ import urllib.parse
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from granular._lazy import import_if_installed
-from granular._redact import hidden, protect
+from granular._support.lazy import import_if_installed
+from granular._support.redact import hidden, protect
 from granular.aio.http.messages import Target, shown
+from granular.aio.http.reply import Reply
 from granular.aio.http.retry import refusal
 from granular.aio.http.transport import Answer, Outgoing
-from granular.aio.reply import Reply
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import for_each, gather
 from granular.aio.runtime.threads import offload

@@ -25,7 +25,9 @@ class Listing:
     """
 
     def __init__(self, name: str, prefix: str, delimiter: str, ordered: bool) -> None:
-        self.name, self.prefix, self.delimiter = name, prefix, delimiter
+        self.name = name
+        self.prefix = prefix
+        self.delimiter = delimiter
         self.token, self.ended = '', False
         self._ordered = ordered
         self._tokens: set[str] = set()
@@ -52,7 +54,9 @@ class Listing:
         empty = self._empty_pages + 1 if first is None else 0
         if page.token and empty > _EMPTY_PAGES:
             raise BadReplyError(f'{self.name}: {_EMPTY_PAGES} pages of the listing in a row without a new name')
-        self._empty_pages, self.token, self.ended = empty, page.token, not page.token
+        self._empty_pages = empty
+        self.token = page.token
+        self.ended = not page.token
         if page.token:
             self._tokens.add(page.token)
         if first is not None:

@@ -6,7 +6,7 @@ import base64
 import uuid
 
 from granular.aio.runtime.immediate import to_loop
-from granular.aio.runtime.tasks import uncut
+from granular.aio.runtime.tasks import finish_within
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import ObjectWriter, Store, check_object
 from granular.config import MiB
@@ -25,7 +25,9 @@ class PartWriter(ObjectWriter):
 
     def __init__(self, store: Store, key: str, new: bool, parallel: int = 0) -> None:
         check_object(store, key)
-        self._key, self._name, self._new = key, store.url(key), new
+        self._key = key
+        self._name = store.url(key)
+        self._new = new
         self._token = uuid.uuid4().hex
         self._config = store.config
         self._part_size, self._parallel = store.config.part_size, parallel or store.config.upload_concurrency
@@ -91,7 +93,7 @@ class PartWriter(ObjectWriter):
             await self.start()
             self._started = True
 
-        await uncut(start())
+        await finish_within(start())
 
     async def _send_part(self, part: bytes, last: bool) -> None:
         await to_loop()

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._support.indexing import Ints
 from granular.errors import InvalidArgumentError
-from granular.indexing import Ints
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

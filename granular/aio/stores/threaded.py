@@ -8,8 +8,8 @@ import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TypeVar
 
-from granular._redact import hidden
-from granular.aio.reply import Reply
+from granular._support.redact import hidden
+from granular.aio.http.reply import Reply
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.threads import offload, offload_whole
 from granular.aio.runtime.tracebacks import summary
@@ -119,7 +119,9 @@ class ThreadedWriter(ObjectWriter):
     """
 
     def __init__(self, store: ThreadedStore, key: str, new: bool) -> None:
-        self._store, self._key, self._new = store, key, new
+        self._store = store
+        self._key = key
+        self._new = new
         self._file: Any = None  # while there is something to discard
         self._buffer = bytearray()
         self._size = 0

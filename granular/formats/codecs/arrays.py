@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import import_if_installed
+from granular._support.lazy import import_if_installed
 from granular.errors import DecodeError, EncodeError
 from granular.formats.base import Buffer, Codec, as_array
 

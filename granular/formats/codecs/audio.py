@@ -7,10 +7,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import import_extra
+from granular._support.indexing import check_integer
+from granular._support.lazy import import_extra
 from granular.errors import DecodeError, EncodeError
 from granular.formats.base import Buffer, Codec, as_array, checked_file, outline_of
-from granular.indexing import check_integer
 
 # FFmpeg's codec and sample format for each dtype.
 _CODECS: Final = {

@@ -9,12 +9,12 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import import_extra, import_if_installed
+from granular._support.indexing import check_integer
+from granular._support.lazy import import_extra, import_if_installed
 from granular.errors import DecodeError, EncodeError, InvalidArgumentError
 from granular.formats.base import Buffer, Codec, as_array, checked_file, outline_of
 from granular.formats.codecs.arrays import array_of
 from granular.formats.codecs.videos import frame_converter
-from granular.indexing import check_integer
 
 # Formats of records of type jpg or png. Pillow supports more, among them formats that run other programs.
 _IMAGES: Final = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP')

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import import_extra
+from granular._support.lazy import import_extra
 from granular.errors import DecodeError, EncodeError
 from granular.formats.base import Buffer, Codec, as_array, checked_file
 
@@ -63,7 +63,9 @@ def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h
             output = container.add_stream(codec, rate=fps)
             if output.type != 'video':
                 raise ValueError(f'{codec} is no codec of videos')
-            output.width, output.height, output.pix_fmt = width, height, 'yuv420p'
+            output.width = width
+            output.height = height
+            output.pix_fmt = 'yuv420p'
             for i in range(frames):
                 frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(array[i]), format='rgb24')
                 frame.pts = i

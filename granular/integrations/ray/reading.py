@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from granular._lazy import import_extra
+from granular._support.lazy import import_extra
 from granular.aio.bags.identity import Identity
 from granular.aio.bags.records import Adjacent
 from granular.aio.conversion.on_ray import shared

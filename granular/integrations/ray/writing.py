@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from granular._lazy import import_extra
+from granular._support.indexing import check_integer
+from granular._support.lazy import import_extra
 from granular.aio.conversion.on_ray import RayShards, shared
 from granular.aio.conversion.record_source import Reading, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
@@ -25,7 +26,6 @@ from granular.aio.stores.local.store import LocalStore
 from granular.errors import CorruptDatasetError, GranularError, InvalidArgumentError, NotFoundError, StoreError
 from granular.formats.codecs import encoders as all_encoders
 from granular.formats.layout import Layout, check_spec, shard_name
-from granular.indexing import check_integer
 from granular.integrations.ray.concatenation import Concatenation
 from granular.sync.datasets import DatasetWriter
 
@@ -112,7 +112,10 @@ class Datasink(_Base):  # type: ignore[misc]
         fields_of(self._spec, encoders, layout, f'{self._directory}')  # rejects unknown types before a task starts
         if resume not in ('check', 'discard'):
             raise InvalidArgumentError(f"resume: expected 'check' or 'discard', got {resume!r}")
-        self._encoders, self._layout, self._checksums, self._resume = encoders, layout, checksums, resume
+        self._encoders = encoders
+        self._layout = layout
+        self._checksums = checksums
+        self._resume = resume
         self._parts = self._directory / parts_name(secrets.token_hex(8))
         self._guard: _Guard | None = None
         self._committing = False

@@ -21,7 +21,7 @@ from granular.aio.bags import index_cache as snapshots
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.http import messages as http1
 from granular.aio.http.messages import ProtocolError
-from granular.aio.reply import Reply
+from granular.aio.http.reply import Reply
 from granular.aio.runtime.portal import run
 from granular.errors import GranularError
 from granular.formats import checksums, dataset_index, layout

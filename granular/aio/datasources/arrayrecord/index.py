@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
+from granular._support.indexing import Ints
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, BLOCK_HEADER, named, parse_chunk, read_values
 from granular.errors import CorruptError, UnsupportedError
 from granular.formats.base import Buffer
 from granular.formats.protobuf import VARINT, fields, varint, varints
-from granular.indexing import Ints
 
 _MAGIC: Final = 0x71930E704FDAE05E
 _VERSION: Final = 1

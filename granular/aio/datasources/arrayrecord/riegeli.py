@@ -14,14 +14,14 @@ from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from granular._lazy import import_extra
+from granular._support.indexing import Ints
+from granular._support.lazy import import_extra
 from granular.aio.runtime.buffers import blank
 from granular.config import MiB
 from granular.errors import CorruptRecordError, UnsupportedError
 from granular.formats.base import Buffer
 from granular.formats.highwayhash import highwayhash64
 from granular.formats.protobuf import varint, varints
-from granular.indexing import Ints
 
 BLOCK: Final = 1 << 16
 BLOCK_HEADER: Final = 24

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from granular._support.indexing import Ints, grouped
 from granular.aio.bags.identity import FileIdentity, Identity, PinnedSource
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
@@ -23,7 +24,6 @@ from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Request, Store
 from granular.config import MiB
 from granular.errors import GranularError, InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints, grouped
 from granular.metrics import DECODE, counters, timed
 
 _SLICED: Final = re.compile(r'(.*)\[(\d{1,18}):(\d{1,18})\]', re.DOTALL)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import AsyncIterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from granular._words import counted, logger
+from granular._support.text import counted, logger
 from granular.aio.datasources.arguments import Paths, as_paths, name_of
 from granular.aio.datasources.discovery.hive import partitions_of
 from granular.aio.datasources.discovery.image_table import ImageTable, read_tables, tables_among
@@ -184,7 +184,10 @@ class _Chosen:
     def __init__(
         self, path: Path, base: Path, files: Sequence[Entry], format: str, split: Any, pattern: str = ''
     ) -> None:
-        self._path, self._name, self._base, self._pattern = path, f'{path}', base, pattern
+        self._path = path
+        self._name = f'{path}'
+        self._base = base
+        self._pattern = pattern
         self._names = [relative_name(base, entry.key) for entry in files]
         self._left_out: dict[str, str] = {}
         self._quiet: set[str] = set()

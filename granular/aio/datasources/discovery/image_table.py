@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
-from granular._lazy import import_extra
+from granular._support.lazy import import_extra
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import relative_name
 from granular.aio.runtime.tasks import gather

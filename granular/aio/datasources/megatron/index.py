@@ -24,11 +24,11 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._support.indexing import Ints
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.datasources.scanning import FileIndex
 from granular.errors import CorruptError, UnsupportedError
 from granular.formats.dataset_index import DIGEST
-from granular.indexing import Ints
 
 MAGIC: Final = b'MMIDIDX\0\0'
 VERSION: Final = 1

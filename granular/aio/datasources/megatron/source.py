@@ -6,7 +6,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._typing import Datapoint_co
+from granular._support.indexing import Ints
+from granular._support.typing import Datapoint_co
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.datasources.arguments import Paths, names_in
 from granular.aio.datasources.discovery.discover import Files
@@ -17,7 +18,6 @@ from granular.aio.paths.path import Path, has_optional
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError
-from granular.indexing import Ints
 
 TOKENS: Final = 'tokens'
 LENGTHS: Final = 'lengths'

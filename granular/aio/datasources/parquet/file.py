@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from granular._lazy import import_extra
+from granular._support.indexing import Ints
+from granular._support.lazy import import_extra
 from granular.aio.datasources.scanning import FileIndex
 from granular.aio.paths.path import Path
 from granular.aio.paths.seekable import SeekableFile
 from granular.errors import CorruptError, GranularError, StoreError, UnsupportedError
-from granular.indexing import Ints
 
 MAGIC: Final = b'PAR1'
 TAIL: Final = 8  # bytes after the footer: its length and the magic

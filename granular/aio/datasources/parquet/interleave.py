@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from granular.indexing import Ints
+from granular._support.indexing import Ints
 
 
 class RowOrder:

@@ -8,7 +8,8 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from granular._lazy import import_extra
+from granular._support.indexing import Ints, grouped, placed
+from granular._support.lazy import import_extra
 from granular.aio.datasources.indexed_files import read_files
 from granular.aio.datasources.parquet.file import Footer, chunk_ranges, decode, null_count, weight
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
@@ -18,7 +19,6 @@ from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores import Request
 from granular.errors import CorruptError, DatapointError
 from granular.formats.arrow_values import values_of
-from granular.indexing import Ints, grouped, placed
 from granular.metrics import DECODE, timed
 
 T = TypeVar('T')

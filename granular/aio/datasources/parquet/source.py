@@ -3,8 +3,9 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, Self
 
-from granular._lazy import import_extra
-from granular._typing import Datapoint_co
+from granular._support.indexing import Ints, check_integer
+from granular._support.lazy import import_extra
+from granular._support.typing import Datapoint_co
 from granular.aio.datasources.arguments import Paths, names_in
 from granular.aio.datasources.discovery.discover import Files
 from granular.aio.datasources.indexed_files import MaskedFiles, bytes_from, files_of
@@ -16,7 +17,6 @@ from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import CorruptDatasetError, InvalidArgumentError
 from granular.formats.arrow_values import has_null
-from granular.indexing import Ints, check_integer
 
 CACHE: Final = 512 * MiB
 

@@ -7,19 +7,20 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular._other_names import answering
+from granular._support.indexing import Ints, check_integer
+from granular._support.other_names import answering
 from granular.aio.datasources.arguments import Paths
 from granular.aio.datasources.discovery.discover import Files
 from granular.aio.datasources.parquet.interleave import RowOrder
 from granular.aio.datasources.parquet.row_groups import distinct
 from granular.aio.datasources.parquet.source import ParquetDataSource, is_found, part_of, row_groups_of, stored_columns
-from granular.aio.execution.failures import Failure, OnError
-from granular.aio.execution.prefetch import Crew
 from granular.aio.pipeline.describe import check_size
+from granular.aio.pipeline.execution.failures import Failure, OnError
+from granular.aio.pipeline.execution.prefetch import Crew
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.source import Node, Source
-from granular.aio.pipeline.position import FREE, Terms
+from granular.aio.pipeline.position import FREE, RestoreRules
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow, of_reading
 from granular.aio.pipeline.streams.read import Read, Reading
@@ -30,7 +31,6 @@ from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, StateError
-from granular.indexing import Ints, check_integer
 
 CYCLE: Final = 16
 READ_AHEAD: Final = 64 * MiB
@@ -60,7 +60,9 @@ class ParquetRows(Source):
     def __init__(
         self, data: ParquetDataSource, cycle: int, read_ahead: int, options: ReadOptions | None = None
     ) -> None:
-        self.data, self._read_ahead, self.options = data, read_ahead, options
+        self.data = data
+        self._read_ahead = read_ahead
+        self.options = options
         self.cycle = min(cycle, len(data.paths)) if is_found(data) else cycle
         self._source = convert(data)
         self._layout: _FileLayout | None = None
@@ -340,7 +342,7 @@ class ReadingRows(Flow):
             return mark
         return self._rows.state_of(self._inner[0], mark.state)
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         if self._inner is None and state == self._start:
             return
         with of_reading():

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
+from granular._support.indexing import Ints
 from granular.aio.datasources.scanning import FileIndex, HeaderScanner
 from granular.config import GiB, KiB, MiB
 from granular.errors import CorruptError, CorruptRecordError, UnsupportedError
 from granular.formats.tfrecord import HEADER, OVERHEAD, check_data, parse_length
-from granular.indexing import Ints
 
 _PIECE: Final = 8 * MiB  # decompressed bytes at a time
 # Compressed bytes at a time, from the beginning of a member on, doubling: zlib copies those that are left.
@@ -78,7 +78,9 @@ class Scanner(HeaderScanner[Index]):
                 raise _truncated(name, len(stops), length, at, size)
             stops.append(after)
             at = after
-        self.at, self.done, self.count = at, at == size, len(stops)
+        self.at = at
+        self.done = at == size
+        self.count = len(stops)
         if size - HEADER < at < size:
             raise CorruptRecordError(
                 f'{name}: is truncated: expected {HEADER} bytes for the header of record {len(stops)} at byte {at}, '
@@ -174,7 +176,10 @@ class _Inflater:
     def __init__(self, name: str, skip: int) -> None:
         self._name, self._skip = name, skip
         self._inner = zlib.decompressobj(_GZIP_OR_ZLIB)
-        self._input, self._at, self._step = b'', 0, _FIRST_STEP  # the input from the position on is left
+        # the input from the position on is left
+        self._input = b''
+        self._at = 0
+        self._step = _FIRST_STEP
         self._full = False  # True if the output was limited, so that there may be more without further input
 
     @property

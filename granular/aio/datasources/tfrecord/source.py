@@ -2,13 +2,13 @@
 
 from typing import Final
 
+from granular._support.indexing import Ints
 from granular.aio.datasources.indexed_files import IndexedFiles, SequenceSource
 from granular.aio.datasources.scanning import index_files
 from granular.aio.datasources.tfrecord.index import Index, Scanner
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.formats.tfrecord import OVERHEAD, check_data
-from granular.indexing import Ints
 
 _INLINE: Final = MiB  # up to this many bytes of records, checksums are computed on the event loop
 _FOOTER: Final = 4

@@ -5,17 +5,17 @@ import itertools
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
-from granular._other_names import answering
-from granular._words import counted
+from granular._support.other_names import answering
+from granular._support.text import counted
 from granular.aio.datasources.arguments import Paths
 from granular.aio.datasources.discovery.discover import Files
 from granular.aio.datasources.scanning import read_measured
 from granular.aio.datasources.tfrecord.index import Records, compression_of
-from granular.aio.execution.prefetch import END
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.describe import check_size
+from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.iter_dataset import IterDataset
-from granular.aio.pipeline.position import FREE, Terms, Turns
+from granular.aio.pipeline.position import FREE, RestoreRules, Turns
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
@@ -187,7 +187,10 @@ class _Reading(Flow):
                 if piece is None:
                     self._parser.finish()
                     await self._stop()
-                    self._file, self._offset, self._record, self._known = self._file + 1, 0, 0, {}
+                    self._file = self._file + 1
+                    self._offset = 0
+                    self._record = 0
+                    self._known = {}
                     return
                 data = piece
             self._rest = (await offload(self._parser.feed, data))[::-1]
@@ -246,7 +249,7 @@ class _Reading(Flow):
         state = self.turns.state(at, self.keeps_host)
         return state if state is at else {**state, 'turn': self._turn}
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         at = self.turns.at(state, terms)
         valid = isinstance(at, Mapping) and at.keys() - set(_SIZES) == _START.keys()
         numbers = [*({**at, 'next_bytes': 0}).values(), *at.get('next_bytes', ())] if valid else []

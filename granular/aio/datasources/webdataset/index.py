@@ -12,11 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from granular._words import logger
+from granular._support.indexing import Ints
+from granular._support.text import logger
 from granular.aio.datasources.scanning import SCAN, FileIndex, HeaderScanner
 from granular.config import MiB
 from granular.errors import CorruptError, UnsupportedError
-from granular.indexing import Ints
 
 BLOCK: Final = 512
 # The rule of WebDataset: the folder and the name up to its first dot are the key, the rest is the field.

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from granular._typing import Datapoint_co
+from granular._support.indexing import Ints
+from granular._support.typing import Datapoint_co
 from granular.aio.datasets import codec
 from granular.aio.datasets.codec import Field
 from granular.aio.datasources.arguments import Paths
@@ -15,7 +16,6 @@ from granular.aio.datasources.scanning import index_files
 from granular.aio.datasources.webdataset.index import Index, Scanner
 from granular.aio.datasources.webdataset.members import Decoders, decode_class, decoder_of
 from granular.errors import InvalidArgumentError, UnknownKeyError
-from granular.indexing import Ints
 
 KEY: Final = '__key__'
 

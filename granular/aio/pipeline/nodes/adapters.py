@@ -12,9 +12,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from granular._other_names import Elementless, Unindexed
-from granular._words import counted
-from granular.aio.execution.failures import Failure, capturing, of_datapoint
+from granular._support.indexing import Ints, integers_of
+from granular._support.other_names import Elementless, Unindexed
+from granular._support.text import counted
 from granular.aio.pipeline.data_source import (
     as_data_source,
     fetch_together,
@@ -23,6 +23,7 @@ from granular.aio.pipeline.data_source import (
     nullable_keys,
     parts_of,
 )
+from granular.aio.pipeline.execution.failures import Failure, capturing, of_datapoint
 from granular.aio.pipeline.nodes.source import Source, estimate_nbytes, length_of, map_in_threads, timed
 from granular.aio.runtime.buffers import read_only
 from granular.aio.runtime.immediate import to_loop
@@ -40,7 +41,6 @@ from granular.errors import (
     UnknownKeyError,
 )
 from granular.formats.arrow_values import rows_of
-from granular.indexing import Ints, integers_of
 from granular.metrics import timing
 
 
@@ -100,7 +100,9 @@ class _Adapter(Source):
     _is_own = False  # True for a reader of this package, whose reads and decoding are timed where they are made
 
     def __init__(self, source: Any, method: str = '', mask: Sequence[str] | None = None) -> None:
-        self.root, self._method, self._mask = source, method, mask
+        self.root = source
+        self._method = method
+        self._mask = mask
         # True if states name its length and bytes, which its description does not.
         self.measures_root: bool = not isinstance(source, range | list | tuple | np.ndarray)
         self.endless = not hasattr(source, '__len__')

@@ -9,12 +9,12 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular._words import logger
-from granular.aio.execution.failures import Failure, capturing
+from granular._support.indexing import Ints
+from granular._support.text import logger
+from granular.aio.pipeline.execution.failures import Failure, capturing
 from granular.aio.pipeline.nodes.source import Node, Source, estimate_nbytes
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
 from granular.aio.runtime.loop_resources import PerLoop
-from granular.indexing import Ints
 from granular.metrics import counters
 from granular.shuffle import Blocks
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.execution.failures import Failure
+from granular._support.indexing import Ints, grouped, placed
+from granular.aio.pipeline.execution.failures import Failure
 from granular.aio.pipeline.nodes.adapters import Fetching, convert
 from granular.aio.pipeline.nodes.indices import ENDLESS, check_finite, check_length, in_epochs, looked_up
 from granular.aio.pipeline.nodes.patterns import Pattern, mixed, size_of
@@ -21,7 +22,6 @@ from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints, grouped, placed
 
 
 class SourceChoice(Node):

@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.execution.failures import Failure, Handler, handling
+from granular._support.indexing import MOST, Ints, Seed, check_integer
+from granular.aio.pipeline.execution.failures import Failure, Handler, handling
 from granular.aio.pipeline.nodes.indices import in_epochs
 from granular.aio.pipeline.nodes.patterns import Pattern
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
@@ -17,7 +18,6 @@ from granular.aio.pipeline.nodes.stacking import describe_batch, is_small, stack
 from granular.aio.pipeline.transforms import FlatMapFunction, Predicate, RandomFunction
 from granular.aio.runtime.user_functions import call_checked, call_user, function_or, method_of, name_of
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import MOST, Ints, Seed, check_integer
 
 
 class KeptNone:
@@ -277,7 +277,9 @@ class Computed(Node):
         rebuild: 'Callable[[Any, Sequence[Source]], Computed]',
     ) -> None:
         super().__init__(*parents)
-        self._dataset, self._measure, self._rebuild = dataset, length, rebuild
+        self._dataset = dataset
+        self._measure = length
+        self._rebuild = rebuild
         self.endless = False
 
     def __len__(self) -> int:

@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular._words import logger
+from granular._support.indexing import MOST, Ints, Seed, check_integer, check_seed, indices_of, range_of
+from granular._support.text import logger
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.patterns import Pattern
@@ -24,7 +25,6 @@ from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.formats.checksums import crc32c
-from granular.indexing import MOST, Ints, Seed, check_integer, check_seed, indices_of, range_of
 from granular.shuffle import Blocks, Order, Permutation, Sequential, permute
 
 ENDLESS: Final = sys.maxsize

@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.aio.execution.failures import capturing, of_datapoint
+from granular._support.indexing import Ints, cut_into, sums_of
+from granular.aio.pipeline.execution.failures import capturing, of_datapoint
 from granular.aio.pipeline.nodes.planned import (
     CHUNK,
     Arrangement,
@@ -34,7 +35,6 @@ from granular.aio.pipeline.streams.packing_options import Feature, PlannedRecipe
 from granular.aio.pipeline.streams.rows import TEXT, array_of, check_value, fill, shape_of
 from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError, InvalidArgumentError
-from granular.indexing import Ints, cut_into, sums_of
 
 _SEVERAL: Final = 8  # times as many classes for documents with several features
 _REMEDY: Final = "pass longer='cut', 'drop' or 'divide', or a larger length"
@@ -78,7 +78,9 @@ class PackedRows(Planned):
         segments: int,
     ) -> None:
         super().__init__(parent, sizes, classes, counts, rows)
-        self._recipe, self._segments, self._by_position = recipe, segments, recipe.documents
+        self._recipe = recipe
+        self._segments = segments
+        self._by_position = recipe.documents
         self._digest = digest_of(sizes)
         self._checked: set[tuple[int, np.dtype[Any]]] = set()  # dtypes of features that all options are values of
         self._numbers = np.arange(max(recipe.lengths), dtype=np.int32)

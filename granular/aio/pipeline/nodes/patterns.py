@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.indexing import Ints
+from granular._support.indexing import Ints
 from granular.shuffle import permute
 
 # Another number here is another division, which states do not fit that were saved within a window.
@@ -76,7 +76,11 @@ class Shares:
     def __init__(
         self, host: int, hosts: int, pattern: Pattern, owners: Callable[[Ints], Ints], outer: 'Shares | None' = None
     ) -> None:
-        self._host, self._hosts, self._pattern, self._outer, self._owners = host, hosts, pattern, outer, owners
+        self._host = host
+        self._hosts = hosts
+        self._pattern = pattern
+        self._outer = outer
+        self._owners = owners
         self._outer_stride: int = 1 if outer is None else outer.stride
         self.stride: int = hosts * self._outer_stride
         # The share of a share repeats much later, and takes the rounds of many blocks if the outer one does not repeat.

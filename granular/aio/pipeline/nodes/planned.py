@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from granular._words import counted, logger
-from granular.aio.execution.failures import Failure, without_failures
+from granular._support.indexing import Ints, cut_into, grouped, integers_of, placed
+from granular._support.text import counted, logger
+from granular.aio.pipeline.execution.failures import Failure, without_failures
 from granular.aio.pipeline.nodes.elements import Select, selected
 from granular.aio.pipeline.nodes.indices import IndexNode, Shuffle, Slice, Wrapped, beneath, check_finite, in_epochs
 from granular.aio.pipeline.nodes.source import (
@@ -28,7 +29,6 @@ from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.formats.checksums import crc32c
-from granular.indexing import Ints, cut_into, grouped, integers_of, placed
 from granular.shuffle import Blocks, permute
 
 _INLINE: Final = 1 << 14  # elements up to which an epoch is arranged on the event loop
@@ -90,7 +90,9 @@ class Planned(Node):
         align: int = 1,
     ) -> None:
         super().__init__(parent)
-        self._sizes, self._classes, self._counts = sizes, classes, counts
+        self._sizes = sizes
+        self._classes = classes
+        self._counts = counts
         self._units, self._align = units, align
         varying = [stage.describe() for stage in all_stages(parent) if stage.varies]
         self.varies = varying_stage(parent) is not None

@@ -7,14 +7,14 @@ from typing import Any, Final
 import numpy as np
 
 from granular import filters
-from granular._words import logger
+from granular._support.indexing import Ints, check_field
+from granular._support.text import logger
 from granular.aio.pipeline.nodes.combinations import Concatenate
 from granular.aio.pipeline.nodes.elements import Element, selected
 from granular.aio.pipeline.nodes.indices import Repeat, Seeded, Slice, Wrapped, check_finite
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
-from granular.indexing import Ints, check_field
 
 _PAGE: Final = 1 << 17  # labels per fan-out
 _LISTED: Final = 10  # classes to list in a description; more consecutive integers are shown as a range

@@ -6,6 +6,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._support.indexing import Ints, check_integer, integers_of
 from granular.aio.pipeline.nodes.planned import (
     Arrangement,
     Pieces,
@@ -28,7 +29,6 @@ from granular.aio.pipeline.streams.rows import shape_of
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_checked, function_or, name_of
 from granular.errors import DatapointError, InvalidArgumentError
-from granular.indexing import Ints, check_integer, integers_of
 
 Cost = Callable[[int, int], float]
 """Returns the cost of a batch, for its number of elements and the size to which they are padded."""
@@ -120,7 +120,10 @@ class SizeBatches(Planned):
         tops: Ints,
     ) -> None:
         super().__init__(parent, [sizes], classes, counts, plan.groups, arguments.align)
-        self._arguments, self._plan, self._per_batch, self._tops = arguments, plan, per_batch, tops
+        self._arguments = arguments
+        self._plan = plan
+        self._per_batch = per_batch
+        self._tops = tops
         self._digest = digest_of([sizes])
 
     @classmethod

@@ -9,14 +9,14 @@ from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkabl
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from granular._typing import Element_co
-from granular.aio.execution.failures import Failure, capturing, of_function, without_failures
+from granular._support.indexing import Ints, indices_of
+from granular._support.typing import Element_co
+from granular.aio.pipeline.execution.failures import Failure, capturing, of_function, without_failures
 from granular.aio.pipeline.nodes.patterns import Pattern
 from granular.aio.runtime.threads import map_threads
 from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import CONTROL, call_user, function_error, is_of_signal
 from granular.errors import GranularError, InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints, indices_of
 from granular.metrics import record_time, timing
 
 

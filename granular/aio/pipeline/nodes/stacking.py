@@ -9,16 +9,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import is_masked
-from granular._other_names import answering
-from granular._words import logger
+from granular._support.indexing import check_integer
+from granular._support.lazy import is_masked
+from granular._support.other_names import answering
+from granular._support.text import logger
 from granular.aio.pipeline.nodes.source import estimate_nbytes
 from granular.aio.runtime.buffers import uninitialised
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import name_of
 from granular.errors import DatapointError, InvalidArgumentError
 from granular.formats.base import no_array
-from granular.indexing import check_integer
 
 _REMEDY: Final = 'make them equal in a map, or pass batch_fn'
 _IN_PLACE: Final = 1 << 18  # bytes; smaller batches are stacked on the event loop

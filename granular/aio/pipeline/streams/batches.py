@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from granular._words import counted
-from granular.aio.execution.prefetch import END
+from granular._support.indexing import check_integer
+from granular._support.text import counted
+from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.stacking import combine, concatenate, describe_batch, stack, stacked, warn_of_no_batch
-from granular.aio.pipeline.position import FREE, Terms
+from granular.aio.pipeline.position import FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import function_or
 from granular.errors import DatapointError, StateError
-from granular.indexing import check_integer
 
 
 class BatchOf(Staged):
@@ -53,7 +53,11 @@ class BatchOf(Staged):
 class Batching(Flow):
     def __init__(self, parent: Flow, stage: str, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any]) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._parent, self._stage, self._size, self._drop, self._fn = parent, stage, size, drop, fn
+        self._parent = parent
+        self._stage = stage
+        self._size = size
+        self._drop = drop
+        self._fn = fn
         self._counter = Counter(stage, 'batch')
         self.calls_functions: bool = fn is not stack
         self._nullable: frozenset[str] | None = None  # once they are known
@@ -80,7 +84,7 @@ class Batching(Flow):
     def state(self) -> Any:
         return self._parent.state()
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         self._counter.restart()
         await self._parent.restore(state, terms)
 
@@ -131,10 +135,12 @@ class Rebatching(Holding):
         place = self._next_row if self._batch is None or self._next_row < self._rows else 0
         return self._held.state(place > 0, place=place)
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         row = number_of(state, 'place')
         await self._held.restore(state, row > 0, terms)
-        self._next_row, self._batch, self._fresh = row, None, False
+        self._next_row = row
+        self._batch = None
+        self._fresh = False
 
     def _forget(self) -> None:
         super()._forget()

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._support.indexing import Ints
 from granular.aio.pipeline.streams.packing_options import Feature, Recipe
 from granular.formats.checksums import crc32c
-from granular.indexing import Ints
 
 Array = NDArray[Any]
 _CLOSED: Final = 1 << 62  # used positions of a row that takes no more segments

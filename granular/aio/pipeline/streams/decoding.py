@@ -7,9 +7,9 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
+from granular._support.indexing import Ints
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
 from granular.aio.runtime.immediate import to_loop
-from granular.indexing import Ints
 
 _TINY: Final = 1 << 12  # bytes of a stored datapoint that takes little memory in any case
 _EXPANSION: Final = 64  # the size of a decoded datapoint by that of a small stored one
@@ -39,7 +39,9 @@ class Decoding:
     """
 
     def __init__(self, source: Source, weight: int, memory: int) -> None:
-        self._source, self._weight, self._memory = source, weight, max(1, memory)
+        self._source = source
+        self._weight = weight
+        self._memory = max(1, memory)
         self._roots = measured_roots(source)
         # Of the largest datapoint, about; 0 until one is known.
         self._size = _EXPANSION * small_nbytes(source, weight) // weight

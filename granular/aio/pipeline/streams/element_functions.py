@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from granular.aio.execution.prefetch import END
+from granular._support.indexing import Seed
+from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.elements import NONE, OPERATIONS, Element, Handled, Streamed, after_handled, parts_of
 from granular.aio.pipeline.nodes.indices import Wrapped, seed_in_epoch
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.pipeline.position import FREE, Terms
+from granular.aio.pipeline.position import FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Counter, FilterCheck, Flow, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.read import Read, gapless
@@ -15,7 +16,6 @@ from granular.aio.pipeline.streams.stream import Stream, in_epoch
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_checked, method_of, name_of
 from granular.errors import StateError
-from granular.indexing import Seed
 
 
 class ElementFunction(Stream):
@@ -23,7 +23,10 @@ class ElementFunction(Stream):
 
     def __init__(self, parent: Stream, name: str, transform: Any, seed: Seed | None = None) -> None:
         super().__init__(parent)
-        self.name, self.transform, self.seed, self.epoch = name, transform, seed, 0
+        self.name = name
+        self.transform = transform
+        self.seed = seed
+        self.epoch = 0
         self.method = method_of(transform, name)
 
     def merged(self) -> Read | None:
@@ -81,7 +84,10 @@ class Applying(Flow):
 
     def __init__(self, parent: Flow, stage: ElementFunction) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._parent, self._name, self._stage, self._count = parent, stage.name, stage.describe(), 0
+        self._parent = parent
+        self._name = stage.name
+        self._stage = stage.describe()
+        self._count = 0
         self._counter, self._check = Counter(self._stage), FilterCheck(stage.dataset_options, self._stage)
         if stage.name == 'filter':
             self.kind, self.passes = 'filter', True
@@ -111,7 +117,7 @@ class Applying(Flow):
             return self._parent.state()
         return {'parent': self._parent.state(), 'count': self._count}
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         self._counter.restart()
         self._check.restart()
         if self._name in ('map', 'filter'):
@@ -172,7 +178,7 @@ class FlatMapping(Holding):
         held = self._held
         return held.state(place > 0, place=place) if held.adapts else {'parent': held.before, 'place': place}
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         self._counter.restart()
         next_index = number_of(state, 'place')
         await self._held.restore(state, next_index > 0, terms)

@@ -7,10 +7,10 @@ import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from granular._words import logger
-from granular.aio.execution.prefetch import Crew
+from granular._support.text import logger
+from granular.aio.pipeline.execution.prefetch import Crew
 from granular.aio.pipeline.nodes.source import Source, nullable_keys_of
-from granular.aio.pipeline.position import FITS, FREE, Terms, Turns
+from granular.aio.pipeline.position import FITS, FREE, RestoreRules, Turns
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.aio.runtime.tasks import settle
 from granular.errors import DatapointError, StateError
@@ -43,7 +43,10 @@ class Counter:
     """Counts what a stage has computed, elements or batches, to name the next one in errors."""
 
     def __init__(self, stage: str, unit: str = 'element') -> None:
-        self._stage, self._unit, self._count, self._resumed = stage, unit, 0, ''
+        self._stage = stage
+        self._unit = unit
+        self._count = 0
+        self._resumed = ''
 
     @property
     def has_none(self) -> bool:
@@ -194,7 +197,7 @@ class Flow(abc.ABC):
         """Return the state from which the next element follows: plain JSON."""
 
     @abc.abstractmethod
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         """Continue from a state; raise ``StateError`` if it is not one of this pipeline, or later stages exclude it."""
 
     def ready(self) -> list[Any]:
@@ -296,7 +299,7 @@ def of_reading(doing: str = '') -> Iterator[None]:
         raise
 
 
-async def restore_checked(flow: Flow, state: Any, terms: Terms) -> None:
+async def restore_checked(flow: Flow, state: Any, terms: RestoreRules) -> None:
     """Continue from a state that may be another flow's, or no state at all, for which it raises ``StateError``."""
     try:
         await flow.restore(state, terms)

@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.position import FITS, FREE, Terms, same_position
+from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.position import FITS, FREE, RestoreRules, same_position
 from granular.aio.pipeline.streams.flow import Flow, number_of, of_reading, restore_checked
 from granular.errors import StateError
 
@@ -21,7 +21,9 @@ class Held:
     """
 
     def __init__(self, parent: Flow, stage: str, kind: str, last: bool = False) -> None:
-        self._parent, self._stage, self._kind = parent, stage, kind
+        self._parent = parent
+        self._stage = stage
+        self._kind = kind
         self._last = last  # True if ``release`` may keep the last element
         if not FITS[kind].in_step:
             parent.keep_host()
@@ -33,7 +35,7 @@ class Held:
         self._count, self._ended = 0, False  # elements since ``before``, and True if the parent ended after them
         self._changes: list[list[Any]] = []  # after how many, with the end, it went on from which other state
         self._again: deque[Any] = deque()  # those that were read again, and not taken since
-        self._terms: Terms = FREE  # those under which the parent continues
+        self._terms: RestoreRules = FREE  # those under which the parent continues
 
     @property
     def holds(self) -> bool:
@@ -71,7 +73,9 @@ class Held:
     async def go_back(self, place: tuple[Any, int]) -> None:
         """Continue from the place after the last element, because the next one failed or was interrupted."""
         await self._parent.restore(place[0], self._terms)
-        self._after, self._count, self._ended = None, place[1], False
+        self._after = None
+        self._count = place[1]
+        self._ended = False
 
     def take_again(self) -> tuple[list[Any], bool]:
         """Return all elements that were read again, and True if the parent ended after them."""
@@ -98,7 +102,9 @@ class Held:
             self._changes = [[1, state] for count, state in self._changes if count == self._count]
             self.before, self._count = self._previous, 1
         else:
-            self.before, self._count, self._changes = self._parent.state(), 0, []
+            self.before = self._parent.state()
+            self._count = 0
+            self._changes = []
         self._ended = False
 
     def state(self, holds: bool, **own: Any) -> dict[str, Any]:
@@ -112,7 +118,7 @@ class Held:
                 own['held']['changes'] = list(self._changes)
         return own
 
-    async def restore(self, state: Mapping[str, Any], holds: bool, terms: Terms) -> None:
+    async def restore(self, state: Mapping[str, Any], holds: bool, terms: RestoreRules) -> None:
         """Continue before the elements of a state. Those from a mix by name are read again now."""
         self._terms = terms.of(self._stage, self._kind, holds)
         self._begun = False
@@ -120,11 +126,14 @@ class Held:
         # Held elements are read again on as many hosts as before; otherwise this pipeline decides hosts and weights.
         self.before = state['parent'] if holds else self._parent.state()
         self._previous, self._after = self.before, None
-        self._count, self._ended, self._changes, self._again = 0, False, [], deque()
+        self._count = 0
+        self._ended = False
+        self._changes = []
+        self._again = deque()
         if holds and state.get('held') is not None:
             await self._read_again(state['held'], terms.of(self._stage, self._kind, False))
 
-    async def _read_again(self, held: Mapping[str, Any], terms: Terms) -> None:
+    async def _read_again(self, held: Mapping[str, Any], terms: RestoreRules) -> None:
         """Read what a state holds, with its weights, and let the parent go on from there under the given terms."""
         changes, after = held.get('changes', ()), held.get('after')
         again: deque[Any] = deque()

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence, Set
 from operator import methodcaller
 from typing import Any, NamedTuple, cast
 
-from granular.aio.execution.failures import RECENT
-from granular.aio.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
+from granular.aio.pipeline.execution.failures import RECENT
+from granular.aio.pipeline.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.pipeline.position import EARLIER, FREE, Terms
+from granular.aio.pipeline.position import EARLIER, FREE, RestoreRules
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import (
     Flow,
@@ -262,7 +262,9 @@ class Interleaving(Outlasting):
 
     async def _made_now(self, number: int) -> Flow | None:
         ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, 1, 'interleave', False)
-        ahead.token, ahead.position, ahead.stop = self._ahead.token, number, number + 1
+        ahead.token = self._ahead.token
+        ahead.position = number
+        ahead.stop = number + 1
         try:
             with of_reading():
                 flow: Flow | None = await ahead.take()
@@ -337,7 +339,7 @@ class Interleaving(Outlasting):
             state['hosts'] = 1  # which no stream names
         return state
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         numbers, begun = list(state['open']), number_of(state, 'begun')
         if len(numbers) != len(self._open):
             raise StateError(f'{self._stage.describe()}: expected {len(self._open)} streams, got {len(numbers)}')
@@ -358,7 +360,9 @@ class Interleaving(Outlasting):
         self._lines = {int(number): part['pipeline'] for number, part in state.get('streams', {}).items()}
         self._saved = {number: states[number] for number in numbers if number in states}
         self._flows = {number: flow for number, flow in flows.items() if number in self._saved}
-        self._open, self._turn, self._begun = numbers, turn, begun
+        self._open = numbers
+        self._turn = turn
+        self._begun = begun
         for number, flow in self._flows.items():
             await self._restore_stream(number, flow, self._saved[number])
             del self._saved[number]

@@ -6,20 +6,20 @@ from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from granular._words import logger
-from granular.aio.execution.prefetch import END
+from granular._support.indexing import Ints
+from granular._support.text import logger
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
+from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.combinations import all_turns_before, turns, turns_before
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.nodes.patterns import mixed as mixed_pattern
-from granular.aio.pipeline.position import EARLIER, FREE, Terms
+from granular.aio.pipeline.position import EARLIER, FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.packing import Packing
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError, StateError
-from granular.indexing import Ints
 
 _PLANNED: Final = 64  # steps that are planned at a time
 _MOST_PLANNED: Final = 1024  # after some that followed each other
@@ -61,7 +61,7 @@ class _Combining(Flow):
     def state(self) -> Any:
         return {'parents': [parent.state() for parent in self.parents], 'count': self._count}
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         count = number_of(state, 'count')
         for parent, parent_state in zip(self.parents, state['parents'], strict=True):
             await parent.restore(parent_state, terms)
@@ -98,7 +98,7 @@ class Zipping(_Combining):
         # One that ended has taken elements in vain from the first streams: it stays at its end.
         return {**super().state(), 'ended': True} if self._ended else super().state()
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         await super().restore(state, terms)
         self._ended = flag_of(state, 'ended')
 
@@ -233,7 +233,7 @@ class Mixing(_Combining):
     def state(self) -> Any:
         return {'parents': self._current_states(), 'count': self._count}
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         self._states = None
         await super().restore(state, terms)
         self._arrange()
@@ -362,7 +362,7 @@ class NamedMixing(Mixing):
         parents = {**dict(zip(self._mixed_names, self._current_states(), strict=True)), **self._removed}
         return {'parents': parents, 'count': self._count, 'weights': self._current}
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         count, current, self._states = number_of(state, 'count'), self._chosen(state, terms), None
         if missing := [name for name in state.get('weights', ()) if name in current and name not in state['parents']]:
             raise StateError(f'{self._description}: the state has weights of {missing}, but no states: {EARLIER}')
@@ -375,7 +375,9 @@ class NamedMixing(Mixing):
         self._mixed, self._weights = [self._named[name] for name in named], tuple(current[name] for name in named)
         self._mixed_names = named
         self._removed = {name: state['parents'][name] for name in current if name not in self._named}
-        self._current, self._count, self._ended = current, count, False
+        self._current = current
+        self._count = count
+        self._ended = False
         self._arrange()
         # Both follow from a name that was changed by mistake, too.
         if begun := [name for name in current if name not in state['parents']]:
@@ -383,7 +385,7 @@ class NamedMixing(Mixing):
         if dropped := [name for name in state['parents'] if name not in self._named]:
             logger.warning('%s: leaves out %s, which the state has', self._description, dropped)
 
-    def _chosen(self, state: Mapping[str, Any], terms: Terms) -> Mapping[str, int]:
+    def _chosen(self, state: Mapping[str, Any], terms: RestoreRules) -> Mapping[str, int]:
         """Return the weights to continue with; raise ``StateError`` if a later stage needs others."""
         saved = state.get('weights')
         if terms.weights == 'own' or saved == self._own:

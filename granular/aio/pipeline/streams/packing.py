@@ -7,11 +7,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from granular._words import counted
-from granular.aio.execution.prefetch import END
+from granular._support.text import counted
 from granular.aio.pipeline.describe import refuse_state
+from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
-from granular.aio.pipeline.position import FREE, Terms, Turns
+from granular.aio.pipeline.position import FREE, RestoreRules, Turns
 from granular.aio.pipeline.streams.bins import Bins, Concatenated, Document, Segment
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.held import Holding
@@ -82,7 +82,9 @@ class Packing(Holding):
         super().__init__(parent, stage, last=True)
         self._parent = parent
         self._seed = seed  # that shuffles the rows of a pack; None for their order
-        self._recipe, self._features, self.turns = recipe, recipe.features, Turns.of(recipe.shard)
+        self._recipe = recipe
+        self._features = recipe.features
+        self.turns = Turns.of(recipe.shard)
         # Where the pack begins: in the first document that is held, at these offsets.
         self._base: dict[str, Any] = {'offsets': [0] * len(self._features), 'document': 0, 'rows': 0}
         self._row = 0  # the next row of all shards
@@ -163,7 +165,9 @@ class Packing(Holding):
 
     def _begin_next(self) -> None:
         """Let the next pack follow, which begins with the document that had no space in this one."""
-        self._base, self._rows, self._given = self._after, None, None
+        self._base = self._after
+        self._rows = None
+        self._given = None
         if self._pending is not None and any(self._base['offsets']):
             self._given = Documents().with_next(self._pending)
         self._held.release(last=self._pending is not None)
@@ -214,7 +218,9 @@ class Packing(Holding):
             'document': number,
             'rows': base['rows'] + len(rows),
         }
-        self._pending, self._rows, self._documents = document, rows, documents
+        self._pending = document
+        self._rows = rows
+        self._documents = documents
 
     def _offsets(self, document: Document, documents: Documents) -> list[int]:
         """Return the numbers of values of the first document of the pack that were given out."""
@@ -316,7 +322,7 @@ class Packing(Holding):
         documents = {} if self._given is None else {'documents': list(self._given)}
         return self._held.state(holds, **self._base, row=row, **documents)
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         expected = {'parent', *self._base, 'row'}
         if not isinstance(state, Mapping) or not expected <= set(state) <= {*expected, 'held', 'documents'}:
             keys = sorted(state) if isinstance(state, Mapping) else state
@@ -331,7 +337,9 @@ class Packing(Holding):
             raise StateError(f'pack: expected a row >= {state["rows"]}, got {row}')
         await self._held.restore(state, row > state['rows'] or any(offsets), terms)
         self._base = {key: state[key] for key in self._base}
-        self._row, self._rows, self._pending = row, None, None
+        self._row = row
+        self._rows = None
+        self._pending = None
         self._given = Documents.of(state['documents']) if 'documents' in state else None
 
     def _forget(self) -> None:

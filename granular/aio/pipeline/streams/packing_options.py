@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
+from granular._support.indexing import check_integer
 from granular.aio.pipeline.shards import ShardOptions, as_shard
 from granular.errors import InvalidArgumentError
-from granular.indexing import check_integer
 
 Strategy = Literal['first_fit', 'best_fit', 'concat_then_split']
 
@@ -77,7 +77,9 @@ class Recipe:
             'bos_parts': (bos_parts, True),
         }  # fmt: skip
         changed = [f', {name}={value!r}' for name, (value, default) in options.items() if value != default]
-        self.strategy, self.split_long, self.bos_parts = strategy, split_long, bos_parts
+        self.strategy = strategy
+        self.split_long = split_long
+        self.bos_parts = bos_parts
         self.bins = check_integer('num_packing_bins', bins, 1)
         self.max_segments = None if max_segments is None else check_integer('max_segments', max_segments, 1)
         self.listed = tuple(key for key in meta if key not in length)  # meta features, as a list per row

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from typing import Any
 
-from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.position import FREE, Terms
+from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.position import FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream, Unchanged
 from granular.aio.runtime.immediate import running_loop, to_loop
@@ -86,7 +86,9 @@ class Prefetching(Flow):
                 del after  # whose traceback refers to this frame
         if element is END:
             self._task = None
-        self._after, self._in_step, self._taken = after, in_step, False
+        self._after = after
+        self._in_step = in_step
+        self._taken = False
         return element
 
     def _pending(self) -> bool:
@@ -128,7 +130,7 @@ class Prefetching(Flow):
     def state(self) -> Any:
         return self._after
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         follows = self._ready is not None and self._task is not None and not self._taken
         if follows and state == self._after and terms == self._terms:
             return  # what is made ahead follows from there

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from granular.aio.execution.failures import Errors, Failure, Handler, OnError
-from granular.aio.execution.prefetch import END, Crew, Prefetch
+from granular.aio.pipeline.execution.failures import Errors, Failure, Handler, OnError
+from granular.aio.pipeline.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
 from granular.aio.pipeline.nodes.indices import LONGEST, IndexNode, Repeat, Slice, part_of
 from granular.aio.pipeline.nodes.patterns import nested
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
-from granular.aio.pipeline.position import FREE, EvenTurns, Terms, Turns
+from granular.aio.pipeline.position import FREE, EvenTurns, RestoreRules, Turns
 from granular.aio.pipeline.shards import ShardOptions, as_shard
 from granular.aio.pipeline.streams.decoding import Decoding, small_nbytes
 from granular.aio.pipeline.streams.flow import FilterCheck, Flow, number_of
@@ -23,7 +23,7 @@ from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError, StateError
 
 if TYPE_CHECKING:
-    from granular.aio.execution.workers import Workers
+    from granular.aio.pipeline.execution.workers import Workers
 
 _CHUNK: Final = 64  # datapoints per fetch, unless they are small; the first fetches are of fewer
 _CHUNKS: Final = 8  # minimum number of chunks that the read-ahead is divided into
@@ -46,7 +46,9 @@ class Read(Stream):
         on_error: OnError = 'raise',
     ) -> None:
         super().__init__(source)
-        self.options, self.allow_nones, self.shard = as_read_options(options), allow_nones, as_shard(shard)
+        self.options = as_read_options(options)
+        self.allow_nones = allow_nones
+        self.shard = as_shard(shard)
         # The parts that the shard is divided into in turn, from the outermost: those of ranks, then those of workers.
         self.parts: tuple[ShardOptions, ...] = (self.shard,)
         self.on_error: OnError = Errors(on_error).on_error  # validated here; each iteration counts its own errors
@@ -211,7 +213,7 @@ class Reading(Flow):
         compute: Callable[..., Coroutine[Any, Any, _Chunk]] = task.compute
         self._deepest = _CHUNKS
         if (workers := read.workers) is not None and workers.num_workers:
-            from granular.aio.execution.workers import Workers
+            from granular.aio.pipeline.execution.workers import Workers
 
             self._workers = Workers(task, workers.num_workers, workers.start_method, workers.worker_init_fn)
             compute = self._workers.compute
@@ -388,7 +390,7 @@ class Reading(Flow):
         rest = len(self._chunk_rest)
         return self._chunk_stop - rest * self._stride if rest else self.ahead.position
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         if self._drops:
             stage, kind = f'after {_filters_of(self._read.source)}', 'elements dropped'
             if self._read.on_error != 'raise':

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import ENDLESS
-from granular.aio.pipeline.position import FREE, Terms, same_position
+from granular.aio.pipeline.position import FREE, RestoreRules, same_position
 from granular.aio.pipeline.streams.flow import Flow, Outlasting, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Staged, Stream
@@ -61,7 +61,9 @@ class Repeating(Outlasting):
 
     def __init__(self, parent: Flow, stage: str, epochs: int | None) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._parent, self._epochs, self._stage = parent, epochs, stage
+        self._parent = parent
+        self._epochs = epochs
+        self._stage = stage
         self._own = self._start = parent.state()  # the state before an epoch, and that with the weights of this mix
         self._terms, self._adapts = FREE, parent.adapts
         self._epoch, self._empty = 0, True  # True until this epoch has returned an element
@@ -82,7 +84,9 @@ class Repeating(Outlasting):
                 break
             self._uneven, self._mixes = not self.even, self._mixes_after(self._parent)
             await self._parent.restore(self._start, self._terms)
-            self._epoch, self._empty, self._shared = self._epoch + 1, True, self._uneven or None
+            self._epoch = self._epoch + 1
+            self._empty = True
+            self._shared = self._uneven or None
         return END
 
     def state(self) -> Any:
@@ -95,14 +99,17 @@ class Repeating(Outlasting):
             state['mixes'] = self._mixes
         return state
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         epoch, uneven = number_of(state, 'epoch'), flag_of(state, 'uneven')
         mixes = number_of({'mixes': 0, **state}, 'mixes')
         if uneven:
             terms = terms.of(self._stage, 'repeat, shards of unequal length', False)
         empty = flag_of(state, 'empty', None)
         await self._parent.restore(state['parent'], terms)
-        self._epoch, self._empty, self._uneven, self._mixes = epoch, empty, uneven, mixes
+        self._epoch = epoch
+        self._empty = empty
+        self._uneven = uneven
+        self._mixes = mixes
         self._shared = uneven or None
         # Elements that a later stage holds are read again with the same weights, also beyond this epoch.
         self._terms, self._start = terms, state.get('start', self._own) if terms.weights == 'saved' else self._own
@@ -113,7 +120,9 @@ class Limiting(Flow):
 
     def __init__(self, parent: Flow, limit: int) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._parent, self._limit, self._count = parent, limit, 0
+        self._parent = parent
+        self._limit = limit
+        self._count = 0
 
     async def next(self) -> Any:
         if self._count >= self._limit:
@@ -125,7 +134,7 @@ class Limiting(Flow):
     def state(self) -> Any:
         return {'parent': self._parent.state(), 'count': self._count}
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         count = number_of(state, 'count')
         await self._parent.restore(state['parent'], terms)
         self._count = count
@@ -145,15 +154,15 @@ class Caching(Holding):
         self._next_index = 0
         # After the last cached element; None while those of a state are read again.
         self._after: tuple[Any, int] | None = self._held.place()
-        self._astray = False  # True if the stream must go back there, because its next element failed
+        self._undelivered = False  # True if the stream must go back there, because its next element failed
 
     async def next(self) -> Any:
         while self._next_index >= len(self._cached):
             if self._complete:
                 return END
-            self._astray = True
+            self._undelivered = True
             element = await self._held.next()
-            self._after, self._astray = self._held.place(), False
+            self._after, self._undelivered = self._held.place(), False
             if element is END:
                 self._complete = True
             else:
@@ -171,10 +180,10 @@ class Caching(Holding):
             state['cached'] = state.pop('held')  # may be more than what was given out
         return state
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        if self._astray and self._after is not None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+        if self._undelivered and self._after is not None:
             await self._held.go_back(self._after)
-            self._astray = False
+            self._undelivered = False
         place, own = number_of(state, 'place'), self._held.before
         exact = state['parent'] is own or (state == self.state() if self._parent.adapts else state['parent'] == own)
         rewinds = not place and not terms.held and same_position(state['parent'], own)
@@ -182,7 +191,7 @@ class Caching(Holding):
             cached, self._after = state.get('cached'), None
             await self._held.restore({**state, 'held': cached}, place > 0 or (terms.held and cached is not None), terms)
             self._cached, self._complete = self._held.take_again()
-            self._after, self._astray = self._held.place(), False
+            self._after, self._undelivered = self._held.place(), False
         self._next_index = place
 
     def _forget(self) -> None:

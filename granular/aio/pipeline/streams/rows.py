@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import is_masked
+from granular._support.lazy import is_masked
 from granular.aio.pipeline.streams.bins import aligned
 from granular.aio.pipeline.streams.packing_options import Feature
 from granular.errors import DatapointError

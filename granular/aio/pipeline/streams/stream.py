@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from operator import methodcaller
 from typing import Any, Self, cast
 
+from granular._support.indexing import Seed
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, divided
 from granular.errors import InvalidArgumentError, StateError
-from granular.indexing import Seed
 
 
 class Stream(abc.ABC):
@@ -183,7 +183,9 @@ class Staged(Stream):
 
     def __init__(self, parent: Stream, description: str, start: Callable[..., Flow], *args: Any) -> None:
         super().__init__(parent)
-        self._description, self._start, self._args = description, start, args
+        self._description = description
+        self._start = start
+        self._args = args
 
     def flow(self) -> Flow:
         return self._start(self.parent.flow(), self._description, *self._args)

@@ -5,13 +5,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from granular._words import logger
-from granular.aio.execution.prefetch import END
+from granular._support.text import logger
+from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.elements import Element, Handled
 from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Node, Source
-from granular.aio.pipeline.position import FREE, Terms
+from granular.aio.pipeline.position import FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.interleaving import InterleavedSource
 from granular.aio.pipeline.streams.read import Read
@@ -104,7 +104,7 @@ class Tracing(Flow):
     def unmark(self, mark: Any) -> Any:
         return self._flow.unmark(mark)
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         await self._flow.restore(state, terms)
 
     def ahead(self) -> Iterator[StageSummary]:

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.position import FREE, Terms, restoring
+from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.position import FREE, RestoreRules, restoring
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream
@@ -80,7 +80,7 @@ class Iterating(Flow):
     def state(self) -> Any:
         return copy.deepcopy(call_user(self._iterator.get_state))  # the iterator may change its own later
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         # The streams that it reads are restored within, by iterators of their own.
         token = restoring.set(terms.of(self._stage, self.kind, True)._replace(strict=self.strict))
         try:

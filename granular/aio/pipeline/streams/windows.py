@@ -4,9 +4,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
-from granular.aio.pipeline.position import FREE, Terms
+from granular.aio.pipeline.position import FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Staged, Stream, in_epoch
@@ -85,13 +85,16 @@ class WindowShuffling(Holding):
         own = {'uneven': True} if self._uneven else {}
         return self._held.state(place > 0, window=self._number, place=place, **own)
 
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         number, skipped = number_of(state, 'window'), number_of(state, 'place', self._size)
         uneven = flag_of(state, 'uneven')
         if uneven:
             terms = terms.of(self._stage, 'window_shuffle, shards of unequal length', False)
         await self._held.restore(state, skipped > 0, terms)
-        self._window, self._number, self._skipped, self._uneven = [], number, skipped, uneven
+        self._window = []
+        self._number = number
+        self._skipped = skipped
+        self._uneven = uneven
 
     def _forget(self) -> None:
         super()._forget()

@@ -6,8 +6,8 @@ import urllib.parse
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from granular._lazy import import_extra
-from granular._redact import hidden
+from granular._support.lazy import import_extra
+from granular._support.redact import hidden
 from granular.aio.http.messages import Head, Origin
 from granular.aio.http.pool import UnreachableError
 from granular.aio.http.retry import Attempts, RecoverableKind, Traffic, refusal

@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from granular._redact import protect
+from granular._support.redact import protect
 from granular.aio.http.messages import http_date
-from granular.aio.reply import Reply, changed
+from granular.aio.http.reply import Reply, changed
 from granular.aio.runtime.loop_resources import Scope
 from granular.aio.runtime.tasks import for_each, gather
 from granular.aio.runtime.threads import offload

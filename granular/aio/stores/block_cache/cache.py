@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from granular._words import logger
+from granular._support.text import logger
 from granular.aio.runtime.buffers import Space, blank
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.immediate import is_immediate

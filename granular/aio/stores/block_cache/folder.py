@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from granular._words import logger
+from granular._support.text import logger
 from granular.aio.runtime.descriptor import Descriptor
 from granular.aio.stores.local.locks import RangeLocks
 from granular.aio.stores.owner_only import open_file, open_folder

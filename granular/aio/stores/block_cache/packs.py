@@ -33,7 +33,9 @@ class Pack(Descriptor):
 
     def __init__(self, fd: int, number: int) -> None:
         super().__init__(fd)
-        self.number, self.next, self.touched = number, 0, 0.0
+        self.number = number
+        self.next = 0
+        self.touched = 0.0
         # For each slot, the mark of the block that this process has verified or written there; 0 for none.
         self.verified: array.array[int] = array.array('Q')
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from granular._lazy import import_extra
-from granular._redact import hidden
-from granular._words import logger
+from granular._support.lazy import import_extra
+from granular._support.redact import hidden
+from granular._support.text import logger
 from granular.aio.stores.errors import is_one_word, translated, unreadable_credentials, untrusted
 from granular.aio.stores.lent import LENT
 from granular.errors import AccessDeniedError, GranularError, InvalidArgumentError, StoreError

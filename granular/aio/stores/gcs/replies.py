@@ -12,7 +12,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from granular._redact import hidden
+from granular._support.redact import hidden
 from granular.aio.http.transport import Answer
 from granular.aio.stores.base import Entry
 from granular.aio.stores.errors import quote_body

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from granular.aio.reply import changed
+from granular.aio.http.reply import changed
 from granular.aio.runtime.buffers import blank
 from granular.aio.runtime.descriptor import Descriptor
 from granular.aio.runtime.forking import after_fork

@@ -6,7 +6,7 @@ import os
 import struct
 from typing import BinaryIO, Final
 
-from granular._words import logger
+from granular._support.text import logger
 from granular.aio.runtime.descriptor import Descriptor
 from granular.aio.runtime.forking import each_after_fork, inherited
 from granular.errors import AlreadyExistsError

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO, Final, TypeVar
 
-from granular.aio.reply import Reply, changed
+from granular.aio.http.reply import Reply, changed
 from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.threads import SLOW, Timer, map_threads_now, offload, offload_whole
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Spans, Stat, Store, Target

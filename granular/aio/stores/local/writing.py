@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import BinaryIO, Final
 
-from granular.aio.reply import changed
+from granular.aio.http.reply import changed
 from granular.aio.runtime.descriptor import Descriptor
 from granular.aio.runtime.pools import expect_exit
 from granular.aio.runtime.threads import offload_whole

@@ -11,7 +11,7 @@ import urllib.parse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from granular._words import logger
+from granular._support.text import logger
 from granular.aio.http.digests import digest
 from granular.aio.http.download import coding_of
 from granular.aio.http.messages import Target, http_date

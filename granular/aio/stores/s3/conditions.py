@@ -4,7 +4,7 @@ import functools
 import uuid
 from typing import Final
 
-from granular._words import logger
+from granular._support.text import logger
 from granular.aio.http.transport import Answer
 from granular.aio.runtime.lock import Lock
 from granular.aio.stores.s3 import replies as s3replies

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 from xml.etree import ElementTree
 
-from granular._redact import hidden
+from granular._support.redact import hidden
 from granular.aio.http.messages import Head, http_date
 from granular.aio.http.retry import RetryableError, code_of, no_such_bucket, refusal
 from granular.aio.http.transport import Answer

@@ -5,8 +5,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
-from granular._lazy import import_extra
-from granular._redact import hidden
+from granular._support.lazy import import_extra
+from granular._support.redact import hidden
 from granular.aio.stores.errors import Foreign, translated, unreadable_credentials, untrusted
 from granular.errors import AccessDeniedError, GranularError, InvalidArgumentError, MissingExtraError, StoreError
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
-from granular._redact import without_user
+from granular._support.redact import without_user
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
 from granular.aio.stores.base import ContentInfo, ObjectWriter, Stat, Upload

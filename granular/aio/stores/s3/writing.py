@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from granular._words import logger
+from granular._support.text import logger
 from granular.aio.http.digests import digest
 from granular.aio.http.messages import http_date
 from granular.aio.http.retry import code_of, no_such_bucket

@@ -10,13 +10,13 @@ from typing import Any, Self
 import numpy as np
 
 from granular import filters
-from granular.aio.fields.fields import fields_of, original
-from granular.aio.fields.interface import Ctx, Fields, labels_of
+from granular._support.indexing import Ints, check_integer, indices_of
+from granular.aio.pipeline.fields.fields import fields_of, original
+from granular.aio.pipeline.fields.interface import Ctx, Fields, labels_of
 from granular.aio.pipeline.nodes.combinations import Concatenate, Interleave, fetch_by_owner
 from granular.aio.pipeline.nodes.indices import IndexNode, Repeat, Slice, Wrapped, look_up
 from granular.aio.pipeline.nodes.selection import describe_classes, describe_unlabeled, filtered, oversampled
 from granular.errors import ClosedError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import Ints, check_integer, indices_of
 
 
 class _Arranged(Fields):

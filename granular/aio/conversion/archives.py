@@ -56,7 +56,7 @@ async def unpack(
     The event loop must not depend on the threads of the pool, on one of which ``progress`` is called with the bytes of
     the archive read since the last call. The archive must not replace the file ``keep`` in the folder.
     """
-    from granular.aio.transfer.unpack import UnpackFolder, untar, unzip  # imported late: rarely needed
+    from granular.aio.conversion.unpack import UnpackFolder, untar, unzip  # imported late: rarely needed
 
     info = await source.store.content_info(source.key)
     digests = Digests(proven(info.digests), source.store.config.part_size)
@@ -100,7 +100,9 @@ class _Archive(SeekableFile):
 
     def __init__(self, path: Path, size: int, version: str | None, digests: Digests, progress: Progress | None) -> None:
         super().__init__(size)
-        self._path, self._version, self._loop = path, version, asyncio.get_running_loop()
+        self._path = path
+        self._version = version
+        self._loop = asyncio.get_running_loop()
         self._digests, self._progress = digests, progress
         self._number, self._data = -1, b''
         self._ahead: dict[int, concurrent.futures.Future[list[bytes]]] = {}

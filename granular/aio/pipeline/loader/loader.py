@@ -4,12 +4,13 @@ import abc
 from collections.abc import Mapping
 from typing import Any, Self, cast
 
-from granular._other_names import answering
-from granular.aio.execution.failures import OnError
-from granular.aio.execution.prefetch import END
-from granular.aio.loader.collate import DROPPED, Batch, Spec
-from granular.aio.loader.running import Loading, RunningLoader
+from granular._support.indexing import MOST_WORKERS, check_integer
+from granular._support.other_names import answering
 from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
+from granular.aio.pipeline.execution.failures import OnError
+from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.loader.collate import DROPPED, Batch, Spec
+from granular.aio.pipeline.loader.running import Loading, RunningLoader
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.indices import recurring
 from granular.aio.pipeline.nodes.source import Source
@@ -17,7 +18,6 @@ from granular.aio.pipeline.position import VERSION, check_plain, check_version
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
 from granular.errors import InvalidArgumentError, StateError
-from granular.indexing import MOST_WORKERS, check_integer
 
 
 class LoaderHandle(abc.ABC):
@@ -273,7 +273,7 @@ class Loader(LoaderHandle):
         if not isinstance(recycle_after, bool):
             recycle_after = check_integer('recycle_after', recycle_after, 0)
         if mp is not None:
-            from granular.aio.execution.workers import start_context
+            from granular.aio.pipeline.execution.workers import start_context
 
             mp = start_context(mp)
         num_shards, memory = check_integer('num_shards', num_shards, 1), check_integer('memory', memory, 0)
@@ -281,8 +281,12 @@ class Loader(LoaderHandle):
         self.source: Source = recurring(convert(source)).keep_selections()
         if self.source.sparse and on_error == 'raise':
             raise InvalidArgumentError(DROPPED)
-        self.batch, self.prefetch, self.workers = batch, prefetch, workers
-        self.shard_id, self.num_shards, self.recycle_after = shard_id, num_shards, recycle_after
+        self.batch = batch
+        self.prefetch = prefetch
+        self.workers = workers
+        self.shard_id = shard_id
+        self.num_shards = num_shards
+        self.recycle_after = recycle_after
         flow = Loading(self.source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error, memory)
         self._core = RunningLoader(flow)
         self._core.close_with(self)

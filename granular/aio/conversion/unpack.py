@@ -14,8 +14,8 @@ import zipfile
 from collections.abc import Callable
 from typing import Any, Final, Self
 
-from granular._lazy import import_extra
-from granular._words import logger
+from granular._support.lazy import import_extra
+from granular._support.text import logger
 from granular.aio.stores.errors import translated
 from granular.config import KiB, MiB
 from granular.errors import CorruptArchiveError, InvalidArgumentError, StoreError, UnsupportedError
@@ -36,7 +36,10 @@ class UnpackFolder:
     """
 
     def __init__(self, archive: str, folder: str, roots: set[str], keep: str) -> None:
-        self.archive, self._folder, self._roots, self._keep = archive, folder, roots, keep
+        self.archive = archive
+        self._folder = folder
+        self._roots = roots
+        self._keep = keep
         self._folders: set[tuple[str, ...]] = {()}
         self._links: dict[tuple[str, ...], str] = {}
         self._since = 0
@@ -330,7 +333,9 @@ class _ZstdFile(io.RawIOBase):
     """Decompresses frames of zstd. The reader of zstandard takes a frame that is cut off for a whole one."""
 
     def __init__(self, file: io.BufferedReader) -> None:
-        self._file, self._left, self._output = file, b'', memoryview(b'')
+        self._file = file
+        self._left = b''
+        self._output = memoryview(b'')
         decompressor = import_extra('zstandard', 'arrayrecord').ZstdDecompressor()
         self._begin: Callable[[], Any] = functools.partial(decompressor.decompressobj, write_size=4 * _ZSTD_STEP)
         self._frame = self._begin()

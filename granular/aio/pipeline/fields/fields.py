@@ -11,11 +11,12 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from typing import Any, Final, Self
 
-from granular._other_names import Elementless
-from granular._words import counted
-from granular.aio.execution.failures import without_failures
-from granular.aio.fields.interface import ALL, MANY, ONE, Ctx, Fields
-from granular.aio.fields.navigation import Nested, dispose_of
+from granular._support.indexing import Ints
+from granular._support.other_names import Elementless
+from granular._support.text import counted
+from granular.aio.pipeline.execution.failures import without_failures
+from granular.aio.pipeline.fields.interface import ALL, MANY, ONE, Ctx, Fields
+from granular.aio.pipeline.fields.navigation import Nested, dispose_of
 from granular.aio.pipeline.nodes.adapters import convert, takes_mask
 from granular.aio.pipeline.nodes.elements import selected
 from granular.aio.pipeline.nodes.indices import check_finite
@@ -26,7 +27,6 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import call_or_await, map_threads
 from granular.aio.runtime.user_functions import await_user
 from granular.errors import DatapointError, InvalidArgumentError
-from granular.indexing import Ints
 from granular.metrics import DECODE, timed
 
 _DEEP: Final = 32  # maximum depth of nested wrappers of another library

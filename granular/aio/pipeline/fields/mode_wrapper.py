@@ -6,16 +6,16 @@ from typing import Any, Final, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular._other_names import Awaited
-from granular.aio.fields.fields import fields_of, original
-from granular.aio.fields.interface import ALL, MANY, ONE, Ctx, check_fields, load_fields
-from granular.aio.fields.navigation import Disposable
+from granular._support.indexing import index_of, indices_of
+from granular._support.other_names import Awaited
 from granular.aio.pipeline.describe import format_pipeline
+from granular.aio.pipeline.fields.fields import fields_of, original
+from granular.aio.pipeline.fields.interface import ALL, MANY, ONE, Ctx, check_fields, load_fields
+from granular.aio.pipeline.fields.navigation import Disposable
 from granular.aio.pipeline.map_dataset import MapDataset
 from granular.aio.pipeline.nodes.adapters import Fetching
 from granular.aio.pipeline.nodes.source import Source
 from granular.errors import InvalidArgumentError, UnknownKeyError
-from granular.indexing import index_of, indices_of
 
 _CTX: Final = 'ctx.'
 _INDEX: Final = 'index'

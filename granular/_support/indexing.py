@@ -8,7 +8,7 @@ from typing import Any, Final, SupportsIndex, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import is_masked
+from granular._support.lazy import is_masked
 from granular.errors import InvalidArgumentError, OutOfRangeError
 
 T = TypeVar('T')

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from granular.aio.execution import shared_memory
-from granular.aio.execution.failures import capturing, portable
+from granular.aio.pipeline.execution import shared_memory
+from granular.aio.pipeline.execution.failures import capturing, portable
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.replied import Server, inherit_replies, replied_servers
 from granular.aio.runtime.tracebacks import summary

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Final, Self
 
-from granular._other_names import Answering
+from granular._support.other_names import Answering
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.threads import call_or_await
 from granular.errors import InvalidArgumentError, UnknownKeyError

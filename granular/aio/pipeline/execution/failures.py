@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from numpy.typing import ArrayLike
 
-from granular._words import counted, logger
+from granular._support.text import counted, logger
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.tracebacks import RemoteError, shorten, summary, tells_all
@@ -57,7 +57,10 @@ class Failure:
         message: str = '',
         batched: tuple[int, ...] = (),
     ) -> None:
-        self.index, self.counts, self.handled, self.batched = index, counts, handled, batched
+        self.index = index
+        self.counts = counts
+        self.handled = handled
+        self.batched = batched
         self.message = message or summary(error)
         self._held = [error]
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
-from granular._other_names import answering
-from granular._words import counted, logger
+from granular._support.other_names import answering
+from granular._support.text import counted, logger
+from granular.aio.conversion.archives import KINDS, split_name, unpack
 from granular.aio.datasets.shards import described, filled, listed_shards, missing_shard
 from granular.aio.paths.copy import FolderCopy, is_within
 from granular.aio.paths.file import Progress
@@ -24,7 +25,6 @@ from granular.aio.stores.errors import translated
 from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import final_name, remove_leftovers, sync_all
-from granular.aio.transfer.archives import KINDS, split_name, unpack
 from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -346,7 +346,9 @@ class _Copying(FolderCopy):
 
     def __init__(self, source: Path, target: Path, unpack: bool, pool: Threads, progress: Progress | None) -> None:
         super().__init__(source, target, progress)
-        self._top, self._bottom, self._progress = source, target, progress
+        self._top = source
+        self._bottom = target
+        self._progress = progress
         self._unpacks, self._pool = unpack, pool
         self._owners: dict[str, str] = {}  # the archive of each folder that one is unpacked to
         self._folders: set[str] = set()

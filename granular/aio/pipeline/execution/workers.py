@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from granular.aio.execution import shared_memory
-from granular.aio.execution.failures import remote
-from granular.aio.execution.worker_main import Report, Stage, Task, work
+from granular.aio.pipeline.execution import shared_memory
+from granular.aio.pipeline.execution.failures import remote
+from granular.aio.pipeline.execution.worker_main import Report, Stage, Task, work
 from granular.aio.runtime.forking import after_fork, fork_turn, inherited
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.pools import exiting, expect_exit, start_thread
@@ -71,7 +71,10 @@ class Workers:
         self, task: Task, count: int, context: Any, initialize: Callable[[int, int], object] | None = None
     ) -> None:
         self._context = start_context(context)
-        self._task, self._count, self._initialize, self._stages = task, count, initialize, task.stages()
+        self._task = task
+        self._count = count
+        self._initialize = initialize
+        self._stages = task.stages()
         self._workers: list[_Worker] = []
         self._payload: Any = task, initialize
         self._parts: Sequence[memoryview] = ()  # the memory of the task's arrays, in a file that all workers map
@@ -186,7 +189,9 @@ class _Outbox:
     """
 
     def __init__(self, pipe: Connection, process: Any, memory: shared_memory.Receiver) -> None:
-        self._pipe, self._process, self._memory = pipe, process, memory
+        self._pipe = pipe
+        self._process = process
+        self._memory = memory
         self._lock = threading.Lock()
         self._unsent: collections.deque[_Message | None] = collections.deque()  # the first is being sent
         self._poll = select.poll()

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Final, SupportsIndex
 
 from granular import filters
-from granular._other_names import Elementless
-from granular.aio.fields.navigation import Disposable
+from granular._support.indexing import Ints, check_field, indices_of
+from granular._support.other_names import Elementless
+from granular.aio.pipeline.fields.navigation import Disposable
 from granular.aio.pipeline.nodes.selection import read_labels
 from granular.aio.runtime.threads import offload
 from granular.errors import UnknownKeyError
-from granular.indexing import Ints, check_field, indices_of
 
 Ctx = dict[str, Any]
 

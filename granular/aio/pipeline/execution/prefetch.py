@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, Literal, TypeVar
 
-from granular._words import logger
-from granular.aio.execution.failures import capturing
+from granular._support.text import logger
+from granular.aio.pipeline.execution.failures import capturing
 from granular.aio.runtime.immediate import Rest, running_loop, to_loop
 from granular.aio.runtime.pools import CORES, Threads, current
 from granular.aio.runtime.tasks import end_tasks, outcome, result_of, start_task
@@ -89,7 +89,9 @@ class Crew:
     def retire(self) -> None:
         """Let the threads end after the calls that are queued."""
         pools = [*self._pools.values(), *self._retired, *([] if self._lane is None else [self._lane])]
-        self._pools, self._lane, self._retired = {}, None, []
+        self._pools = {}
+        self._lane = None
+        self._retired = []
         for threads in pools:
             threads.retire()
 
@@ -124,7 +126,9 @@ class Prefetch(Generic[T]):
         kind: Literal['loader', 'stream', 'interleave'],
         captures: bool,
     ) -> None:
-        self._compute, self._stride, self._weight = compute, stride, weight
+        self._compute = compute
+        self._stride = stride
+        self._weight = weight
         self._workers, self._captures = workers, captures
         self._kind: Literal['loader', 'stream', 'interleave'] = kind
         self._wait_times, self._consumer_times = counters.times(kind)

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import is_masked
-from granular.aio.execution.failures import Errors, Failure, OnError
+from granular._support.lazy import is_masked
+from granular.aio.pipeline.execution.failures import Errors, Failure, OnError
 from granular.aio.pipeline.nodes.source import Source, all_stages
 from granular.aio.pipeline.nodes.stacking import (
     NUMBERS,
@@ -80,11 +80,16 @@ class Assembly:
         prefetch: int,
         processes: int,
     ) -> None:
-        self._source, self._size, self._offset = source, size, offset
+        self._source = source
+        self._size = size
+        self._offset = offset
         self._errors = Errors(on_error, 'step')
         self.spec: Spec = {}  # set before the first batch
         self.depth = prefetch  # by the sizes that are known
-        self._memory, self._prefetch, self._most, self._processes = memory, prefetch, prefetch + 1, processes
+        self._memory = memory
+        self._prefetch = prefetch
+        self._most = prefetch + 1
+        self._processes = processes
         self._roots, self._weight = measured_roots(source), weight_of(source)
         self._decoding: Decoding | None = None  # once one datapoint was too large
         self._new: NewArray = np.empty if recycles else memory_for

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capturing
-from granular.aio.execution.prefetch import END, Crew, Prefetch
-from granular.aio.loader.collate import Assembly, Batch, Counts, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.cursor import Cursor
 from granular.aio.pipeline.epochs import Epochs, Loops
+from granular.aio.pipeline.execution.failures import Errors, Failure, OnError, fetch_capturing
+from granular.aio.pipeline.execution.prefetch import END, Crew, Prefetch
+from granular.aio.pipeline.loader.collate import Assembly, Batch, Counts, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.nodes.source import Source, length_of
-from granular.aio.pipeline.position import FREE, Terms, Turns
+from granular.aio.pipeline.position import FREE, RestoreRules, Turns
 from granular.aio.pipeline.shards import warn_of_no_shard
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.summary import ExecutionSummary, StageSummary, Times
@@ -23,7 +23,7 @@ from granular.aio.runtime.lifecycle import Computing
 from granular.errors import ClosedError, DatapointError, GranularError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from granular.aio.execution.workers import Workers
+    from granular.aio.pipeline.execution.workers import Workers
 
 _JUDGED: Final = 200  # batches after which the share of the interpreter is judged
 _TRIED: Final = 100  # datapoints tried for the spec if failed ones are skipped
@@ -158,7 +158,7 @@ class Loading(Flow):
 
     state = mark
 
-    async def restore(self, state: int, terms: Terms = FREE) -> None:
+    async def restore(self, state: int, terms: RestoreRules = FREE) -> None:
         self.forget()
         if self.goal is None:
             await self._seek(state)
@@ -246,7 +246,7 @@ class Loading(Flow):
 
 
 def _processes(assembly: Assembly, count: int, mp: Any) -> 'Workers':
-    from granular.aio.execution.workers import Workers
+    from granular.aio.pipeline.execution.workers import Workers
 
     return Workers(assembly, count, mp)
 
@@ -300,7 +300,7 @@ class RunningLoader(Cursor):
         self.flow.read_from(loops.step)
         if self._in_move():  # another batch follows than the last one, which failed or is on its way
             self.flow.forget()
-        self._astray = self._expected = False
+        self._undelivered = self._expected = False
 
     def received(self, element: Any) -> None:
         super().received(element)

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.nesting import call_on_own_loop, nested_call
 from granular.aio.runtime.portal import portal

@@ -1,1 +1,0 @@
-"""Copies to the local disk, and archives."""
