@@ -205,7 +205,7 @@ class DatasetSource(Source):
         if await compare_shards(self.reader, used.tolist()):  # which replaces shards that are not those in the index
             self._shards = columns_of_shards(self.reader)
         starts = self._stops - [columns.length for columns in self._shards]
-        datasets = Datasets.of([self._shards[shard] for shard in used.tolist()])
+        datasets = Datasets.of([self._shards[shard] for shard in used.tolist()] or self._shards[:1])
         return Picks(datasets, np.arange(len(used)), counts, indices - starts[shards])
 
 

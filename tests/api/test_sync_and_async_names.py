@@ -32,6 +32,7 @@ PAIRS = [
 ONLY_ASYNC = {'abort', 'aclose', 'bags', 'choose', 'get', 'open', 'readers'} | {
     'call',
     'changed',
+    'chosen',
     'copy_over',
     'describe',
     'divides',

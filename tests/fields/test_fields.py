@@ -10,21 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import granular
-from granular import (
+from granular import MapDataset, aio
+from granular.errors import ClosedError, DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
+from granular.kappadata import (
     ClassFilterWrapper,
     KDConcatDataset,
     KDDataset,
     KDWrapper,
-    MapDataset,
     ModeWrapper,
     OversamplingWrapper,
     PercentFilterWrapper,
     RepeatWrapper,
     ShuffleWrapper,
     SubsetWrapper,
-    aio,
 )
-from granular.errors import ClosedError, DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
 
 LABELS = [0, 1, 1, 1, 2, 2, 1, 0, 1, 1, 1]
 

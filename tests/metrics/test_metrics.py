@@ -185,8 +185,8 @@ class Clock:
 
 def test_delays_of_the_event_loop_and_of_waking_up_count_as_waiting(monkeypatch):
     clock, switches = Clock(), []
-    for module in ('execution.prefetch', 'loader.running', 'pipeline.cursor'):
-        monkeypatch.setattr(f'granular.aio.{module}.time', clock)
+    for module in ('execution.prefetch', 'loader.running', 'cursor'):
+        monkeypatch.setattr(f'granular.aio.pipeline.{module}.time', clock)
 
     async def ensure_busy_event_loop():
         if sys._getframe(1).f_code.co_name == 'next':  # not where loaders of earlier tests are closed
@@ -243,7 +243,7 @@ def test_a_loader_that_shares_a_busy_interpreter_says_so(program, loader, mp, sa
             clock.compute(loader)
             return [{'i': i} for i in indices]
 
-    for module in (f'granular.aio.{name}.time' for name in ('execution.prefetch', 'loader.running', 'pipeline.cursor')):
+    for module in (f'granular.aio.pipeline.{name}.time' for name in ('execution.prefetch', 'loader.running', 'cursor')):
         monkeypatch.setattr(module, clock)
     with granular.Loader(Source(), 4, prefetch=1, mp=mp, workers=1) as batches:
         for _ in range(250):
@@ -261,7 +261,7 @@ def test_a_loader_that_shares_a_busy_interpreter_says_so(program, loader, mp, sa
 
 def test_waking_up_counts_as_waiting_for_a_stream(monkeypatch):
     clock = Clock()
-    for module in (f'granular.aio.{name}.time' for name in ('execution.prefetch', 'loader.running', 'pipeline.cursor')):
+    for module in (f'granular.aio.pipeline.{name}.time' for name in ('execution.prefetch', 'loader.running', 'cursor')):
         monkeypatch.setattr(module, clock)
 
     switches = []

@@ -12,7 +12,8 @@ from tests.support.faults import FaultServer
 
 COUNT = 12
 TIMED = (
-    'metrics', 'aio.datasets.codec', 'aio.execution.prefetch', 'aio.loader.running', 'aio.pipeline.cursor',
+    'metrics', 'aio.datasets.codec', 'aio.pipeline.execution.prefetch', 'aio.pipeline.loader.running',
+    'aio.pipeline.cursor',
     'aio.pipeline.nodes.adapters', 'aio.pipeline.nodes.source', 'aio.pipeline.streams.tracing', 'aio.stores.fanout',
 )  # fmt: skip
 

@@ -21,9 +21,14 @@ def labeled(dataset):
     return dataset.map(lambda x: {'label': x % 3})
 
 
+def documents(dataset):
+    return dataset.map(lambda x: {'x': [x]})
+
+
 OPERATIONS = {
     'apply': lambda d: d.apply([lambda x: x]),
     'batch': lambda d: d.batch(4),
+    'batch_by_size': lambda d: documents(d).batch_by_size('x', 8, sizes=np.ones(len(FINITE), int)),
     'concatenate': lambda d: MapDataset.concatenate([FINITE, d]),
     'fetch': lambda d: d.fetch([3, 10**12]),
     'filter': lambda d: d.filter(lambda x: True),
@@ -34,6 +39,7 @@ OPERATIONS = {
     'mix': lambda d: MapDataset.mix([d, FINITE], [1, 2]),
     'mix of endless': lambda d: MapDataset.mix([d, d]),
     'oversample': lambda d: labeled(d).oversample(),
+    'pack': lambda d: documents(d).pack({'x': 8}, sizes=np.ones(len(FINITE), int)),
     'percent': lambda d: d.percent(0.5),
     'pipe': lambda d: d.pipe(lambda dataset: dataset.map(abs)),
     'random_map': lambda d: d.random_map(lambda x, rng: x, seed=1),
@@ -57,12 +63,13 @@ OPERATIONS = {
     'zip': lambda d: MapDataset.zip([d, d]),
 }  # fmt: skip
 REFUSED = {
+    'batch_by_size': 'batch_by_size: ', 'pack': 'pack: ',
     'concatenate': 'concatenate: ', 'filter_classes': 'selection by class: ', 'oversample': 'selection by class: ',
     'percent': 'percent: ', 'repeat': 'repeat: ', 'repeat, endless': 'repeat: ',
     'shuffle, Permutation': r'shuffle with Permutation\(\): ', 'slice, indices': 'selection by indices: ',
     'subset': 'selection by indices: ',
 }  # fmt: skip
-NOT_OPERATIONS = {'aio', 'node', 'parents', 'range', 'source'}
+NOT_OPERATIONS = {'aio', 'node', 'parents', 'range', 'shapes', 'source'}
 
 
 def test_table_has_all_operations():

@@ -26,7 +26,7 @@ ITERATORS = {
     'stream': lambda api: source(api).to_iter_dataset(SMALL),
     'prefetch': lambda api: source(api).to_iter_dataset(SMALL).prefetch(2),
     'mixture': lambda api: api.IterDataset.mix([source(api).to_iter_dataset(SMALL)]),
-    'data loader': lambda api: api.DataLoader(
+    'data loader': lambda api: granular.grain.DataLoader(
         data_source=range(64), sampler=granular.grain.samplers.SequentialSampler(64)
     ),
     'loader': lambda api: api.Loader(source(api).map(lambda x: {'x': x}), 1),

@@ -50,8 +50,8 @@ def streams(api, reader):
     yield 'workers', lambda: source.to_iter_dataset().mp_prefetch(forked)
     if sys.argv[3:] == ['spawn']:  # which takes a second
         yield 'spawned workers', lambda: source.to_iter_dataset().mp_prefetch(1).batch(2).prefetch(2)
-    yield 'data loader', lambda: api.DataLoader(data_source=reader, sampler=sampler())
-    yield 'data loader with workers', lambda: api.DataLoader(
+    yield 'data loader', lambda: granular.grain.DataLoader(data_source=reader, sampler=sampler())
+    yield 'data loader with workers', lambda: granular.grain.DataLoader(
         data_source=reader, sampler=sampler(), worker_count=1, start_method='fork'
     )
     begin = iter if api is granular else aiter

@@ -225,11 +225,11 @@ OPERATIONS: Final[dict[str, Callable[[Raises, 'Way', str], Any]]] = {
     'waiting map': lambda fn, way, _: stream(MapDataset.source(Awaited(identity)).map(fn), way),
     'waiting flat_map': lambda fn, way, _: stream(MapDataset.source(Awaited(identity)), way).flat_map(fn.several),
     'waiting Transform': lambda fn, way, _: loader(granular.sources.Transform(Awaited(identity), fn.dicts), way),
-    'DataLoader': lambda fn, way, _: way.api.DataLoader(
+    'DataLoader': lambda fn, way, _: granular.grain.DataLoader(
         data_source=range(COUNT), sampler=granular.grain.samplers.SequentialSampler(COUNT), operations=[fn],
         worker_count=way.workers.num_workers, start_method=way.workers.start_method,
     ),
-    'sampler': lambda fn, way, _: way.api.DataLoader(
+    'sampler': lambda fn, way, _: granular.grain.DataLoader(
         data_source=range(COUNT), sampler=Sampler(fn), operations=[],
         worker_count=way.workers.num_workers, start_method=way.workers.start_method,
     ),

@@ -63,7 +63,8 @@ class BagReader(PinnedSource[bytes]):
         return (self._source, cache_index, cache_data), {'index': self._index, 'verify': verify}
 
     def identity(self) -> tuple[Any, ...]:
-        return self._bag.origin, *self._bag.identity().told
+        size, version, table = self._bag.identity().told
+        return self._bag.origin, size, '' if self._bag.path is None else version, table
 
     async def _identify(self) -> None:
         await self._bag.read_digest()

@@ -106,7 +106,7 @@ async def open(  # noqa: A001
       InvalidArgumentError: if there are files of several formats, splits or generations, or the reader does not take an
         option.
     """
-    if (opener := _of_others(path, format)) is not None:
+    if (opener := _of_others(path, format, fs)) is not None:
         return await offload(functools.partial(opener, path, **options))
     if format is not None and format not in CLASSES:
         raise InvalidArgumentError(f'format: expected one of {", ".join(CLASSES)}, got {format!r:.100}')
@@ -143,12 +143,12 @@ async def open(  # noqa: A001
     return await _open_folder(folder, format, split, decoders, options)
 
 
-def _of_others(path: Paths, format: str | None) -> Any:
+def _of_others(path: Paths, format: str | None, fs: Any) -> Any:
     """Return the function of another package that opens files of a format, or with the suffix of a name."""
     if format is not None or isinstance(path, list | tuple):
         return None if format is None or format in CLASSES else plugin('granular.sources', format)
-    name = Path(path).name
-    suffix = '' if format_of(name) else Path(path).suffix.removeprefix('.')
+    file = Path(path, fs=fs)
+    suffix = '' if format_of(file.name) else file.suffix.removeprefix('.')
     return None if suffix in ('', 'bag') else plugin('granular.sources', suffix)
 
 
