@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from granular._support.indexing import Ints, cut_into, grouped, placed
 from granular.aio.bags.records import Bags, read_limits, read_parts
-from granular.aio.datasets.columns import Columns, Datasets, Picks, read_references, record_rows
+from granular.aio.datasets.column_reads import read_references, record_rows
+from granular.aio.datasets.columns import Columns
+from granular.aio.datasets.picks import Datasets, Picks
 from granular.aio.stores.fanout import retry_if_corrupt
 from granular.errors import CorruptDatasetError, InvalidArgumentError
 from granular.formats.codecs.arrays import UNPACKING, array_counts, array_head, parse_array_head

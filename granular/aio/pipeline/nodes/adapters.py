@@ -12,13 +12,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from granular._support.indexing import Ints, integers_of
+from granular._support.indexing import Ints, cut_into, integers_of
 from granular._support.other_names import Elementless, Unindexed
 from granular._support.text import counted
 from granular.aio.pipeline.data_source import (
+    Joint,
     as_data_source,
-    fetch_together,
     file_bytes,
+    join,
     kin_of,
     nullable_keys,
     parts_of,
@@ -217,11 +218,17 @@ class Fetching(_Adapter):
         kin = kin_of(self._told) if self._is_own else None
         return None if kin is None else (kin, self._mask)
 
-    async def fetch_with(self, others: Sequence['Fetching'], indices: Sequence[Ints]) -> list[list[Any]]:
-        """Return datapoints of this source and of others that are its kin, by the indices in each, in one fan-out."""
-        sources = [self, *others]
+    @staticmethod
+    def join(sources: Iterable['Fetching']) -> Joint:
+        """Return sources that are kin as one."""
+        return join([source._told for source in sources])
+
+    async def fetch_with(self, joint: Joint, sources: Sequence['Fetching'], indices: Sequence[Ints]) -> list[list[Any]]:
+        """Return datapoints of several sources that are kin, by the indices in each, in one fan-out."""
+        counts = list(map(len, indices))
         try:
-            parts = await fetch_together([source.root for source in sources], indices, self._mask)
+            roots = [source.root for source in sources]
+            parts = cut_into(await joint.fetch(roots, counts, np.concatenate(indices), self._mask), counts)
         except Exception as error:
             is_captured = capturing.get() and of_datapoint(error)
             if not is_captured and not isinstance(error, ObjectChangedError | NotFoundError):

@@ -4,7 +4,7 @@ import abc
 import operator
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -56,6 +56,9 @@ class _Fetching(Protocol[Element_co]):
 T = TypeVar('T')
 AnySource = _Indexed[T] | _Fetching[T] | Callable[[int], T]
 """A source of elements of a type, as :func:`convert` takes them."""
+
+
+_NUMBERS: Final = frozenset((int, float, bool))
 
 
 class Source(abc.ABC):
@@ -309,12 +312,14 @@ def estimate_nbytes(datapoints: Sequence[Any]) -> int:
 
 
 def nbytes(datapoint: Any) -> int:
-    if isinstance(datapoint, Mapping):
+    if (kind := type(datapoint)) in _NUMBERS:
+        return 64
+    if kind is dict or isinstance(datapoint, Mapping):
         return 64 + sum(map(nbytes, datapoint.values()))
-    if isinstance(datapoint, list | tuple):
-        return 64 + sum(map(nbytes, datapoint))
     if isinstance(datapoint, bytes | bytearray | str):
         return 64 + len(datapoint)
+    if isinstance(datapoint, list | tuple):
+        return 64 + sum(map(nbytes, datapoint))
     try:
         size = getattr(datapoint, 'nbytes', 0)
     except Exception:  # of a sparse tensor, which cannot tell
