@@ -1,17 +1,18 @@
 """Read columns of many datapoints of many datasets in one fan-out."""
 
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from granular._support.indexing import Ints, cut_into, owner_of, sums_of
 from granular.aio.bags.records import Adjacent, Rows, read_adjacent, read_records
-from granular.aio.datasets.codec import Field, decode_records, raw
+from granular.aio.datasets.codec import Field, decode_records, decoding, raw
 from granular.aio.datasets.columns import Choice, Columns, Datapoint
 from granular.aio.datasets.picks import BAGS, PACKED, Picks
 from granular.aio.datasets.references import Referenced, clip, unpack_rows
 from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.threads import Calls
 from granular.aio.stores.fanout import retry_if_corrupt
 
 
@@ -27,6 +28,41 @@ def as_datapoints(
         for datapoint, value in zip(filled, column, strict=True):
             datapoint[key] = value
     return datapoints
+
+
+class StoredColumns(NamedTuple):
+    """The records of some fields of datapoints, as they are stored."""
+
+    picks: Picks
+    fields: list[Field]
+    records: list[list[bytes]]  # of each field
+    counts: list[Ints | None]  # for each field, of the records of each datapoint; None if it is not a sequence
+
+    async def decode(self) -> list[list[Any]]:
+        """Return the values, by field."""
+        return self._by_datapoint(await decode_records(self.fields, self.records, self._locate))
+
+    def decoding(self) -> Calls[list[list[Any]]]:
+        """Return calls for threads that have the result of ``decode``."""
+        calls = decoding(self.fields, self.records, self._locate)
+        return calls._replace(finish=lambda values: self._by_datapoint(calls.finish(values)))
+
+    def _by_datapoint(self, values: list[list[Any]]) -> list[list[Any]]:
+        return [
+            column if own is None else cut_into(column, own.tolist())
+            for own, column in zip(self.counts, values, strict=True)
+        ]
+
+    def _locate(self, field: Field, position: int) -> tuple[str, int]:
+        if (own := self.counts[self.fields.index(field)]) is not None:
+            position = owner_of(own, position)
+        columns, index = self.picks.locate(position)
+        return columns.name, index
+
+
+def read_stored(picks: Picks, choices: Sequence[Choice]) -> Coroutine[Any, Any, StoredColumns]:
+    """Return the records of datapoints, by field, in one fan-out."""
+    return retry_if_corrupt(picks.is_remote, lambda: _read_stored(picks, choices))
 
 
 def read_columns(picks: Picks, choices: Sequence[Choice]) -> Coroutine[Any, Any, list[list[Any]]]:
@@ -70,24 +106,19 @@ async def _read_buffers(columns: Columns, picks: Picks, choices: Sequence[Choice
 async def _read_columns(
     picks: Picks, choices: Sequence[Choice], references: Referenced | None = None
 ) -> list[list[Any]]:
+    return await (await _read_stored(picks, choices, references)).decode()
+
+
+async def _read_stored(
+    picks: Picks, choices: Sequence[Choice], references: Referenced | None = None
+) -> 'StoredColumns':
     if not choices:
-        return []
+        return StoredColumns(picks, [], [], [])
     references = references or await read_references(picks)
     rows, counts = join_rows([record_rows(picks, choice, references) for choice in choices])
     records = await read_records(rows)
     totals = [len(picks.indices) if own is None else int(own.sum()) for own in counts]
-    numbers = {choice.field.key: own for choice, own in zip(choices, counts, strict=True)}
-
-    def locate(field: Field, position: int) -> tuple[str, int]:
-        if (own := numbers[field.key]) is not None:
-            position = owner_of(own, position)
-        columns, index = picks.locate(position)
-        return columns.name, index
-
-    values = await decode_records([choice.field for choice in choices], cut_into(records, totals), locate)
-    return [
-        column if own is None else cut_into(column, own.tolist()) for own, column in zip(counts, values, strict=True)
-    ]
+    return StoredColumns(picks, [choice.field for choice in choices], cut_into(records, totals), counts)
 
 
 def join_rows(parts: Sequence[tuple[Rows, Ints | None]]) -> tuple[Rows, list[Ints | None]]:

@@ -3,7 +3,7 @@
 import abc
 import weakref
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, Final, Self, SupportsIndex, overload
+from typing import Any, Final, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import FEW, Adjacent
 from granular.aio.datasets.array_table import ArrayTable, record_sizes
 from granular.aio.datasets.codec import Decoders, Field, raw
-from granular.aio.datasets.column_reads import as_datapoints, available, read_buffers, read_columns
+from granular.aio.datasets.column_reads import as_datapoints, available, read_buffers, read_columns, read_stored
 from granular.aio.datasets.columns import Choice, Columns, Datapoint, Mask
 from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions, join_tables
@@ -27,11 +27,15 @@ from granular.aio.datasets.picks import Datasets, Picks, alone
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import check_open, ensure_open
-from granular.aio.runtime.threads import offload
+from granular.aio.runtime.threads import Calls, offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores.fanout import retry_if_corrupt
 from granular.errors import InvalidArgumentError, NotFoundError, ObjectChangedError
 from granular.metrics import timing
+
+T = TypeVar('T')
+Read = Callable[[Picks, Sequence[Choice]], Coroutine[Any, Any, T]]
+"""Reads some fields of datapoints."""
 
 
 class _Kin:
@@ -83,11 +87,15 @@ class DatapointReader(Joinable[Datapoint_co]):
     def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
         """Return the dataset or shard that holds an index, and the position in it."""
 
-    @abc.abstractmethod
     async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
         """Return the values of datapoints, at least one, by field; and the position of each datapoint in what was
         requested, None if they are in that order.
         """
+        return await self._read_by(read_columns, positions, choices)
+
+    @abc.abstractmethod
+    async def _read_by(self, read: Read[T], positions: Ints, choices: Sequence[Choice]) -> tuple[T, Ints | None]:
+        """Return what a function reads of datapoints, at least one; and positions as ``_read``."""
 
     @abc.abstractmethod
     def _size(self, mask: Mask) -> int:
@@ -172,6 +180,17 @@ class DatapointReader(Joinable[Datapoint_co]):
             return datapoints
         values, order = await self._read(positions, choices)
         return as_datapoints(values, choices, len(positions), order)
+
+    async def _fetch_stored(self, indices: Any, mask: Any) -> Calls[list[Any]] | None:
+        if self._state != 'open':
+            await self._ensure_open()
+        positions = indices_of(indices, len(self), self._name)
+        choices = self._first.choose(mask)
+        if not len(positions):
+            return None
+        stored, order = await self._read_by(read_stored, positions, choices)
+        calls = stored.decoding()
+        return calls._replace(finish=lambda values: as_datapoints(calls.finish(values), choices, len(positions), order))
 
     def _kin(self) -> Any:
         if self._state == 'open' and self._shared_with is None:
@@ -371,9 +390,9 @@ class DatasetReader(DatapointReader[Datapoint_co]):
             self._dataset = (await self._compared()).copy()
             self._compared = None
 
-    async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
+    async def _read_by(self, read: Read[T], positions: Ints, choices: Sequence[Choice]) -> tuple[T, Ints | None]:
         await self._prove(positions)
-        return await read_columns(Picks.of(self._dataset.columns, positions), choices), None
+        return await read(Picks.of(self._dataset.columns, positions), choices), None
 
     @property
     def _datasets(self) -> Datasets:

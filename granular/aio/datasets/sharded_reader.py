@@ -14,12 +14,11 @@ from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.datasets.codec import Decoders
-from granular.aio.datasets.column_reads import read_columns
 from granular.aio.datasets.columns import Choice, Columns, Mask
 from granular.aio.datasets.dataset import OpenOptions
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.picks import Concatenation, Datasets, Picks
-from granular.aio.datasets.reader import DatapointReader, DatasetReader, columns_of, reader_of
+from granular.aio.datasets.reader import DatapointReader, DatasetReader, Read, T, columns_of, reader_of
 from granular.aio.datasets.shard_opener import ListedShards, ShardOpener, Shards, SharedIndex
 from granular.aio.datasets.shards import check_series
 from granular.aio.paths.path import Path
@@ -183,12 +182,12 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         shards = self._shards
         return shards.unchecked.copy() if isinstance(shards, IndexedShards) else np.zeros(len(shards), np.bool_)
 
-    async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
+    async def _read_by(self, read: Read[T], positions: Ints, choices: Sequence[Choice]) -> tuple[T, Ints | None]:
         numbers, counts, positions, order = self._positions.divide(positions)
         while True:
             picks = Picks(self._shards.datasets(numbers), numbers, counts, positions)
             try:
-                return await self._shards.read(numbers, read_columns(picks, choices)), order
+                return await self._shards.read(numbers, read(picks, choices)), order
             except (ObjectChangedError, NotFoundError):
                 columns = [picks.columns(i) for i in range(len(numbers))]
                 if not await self._shards.replace(numbers.tolist(), columns):

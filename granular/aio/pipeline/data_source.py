@@ -12,6 +12,7 @@ from granular._support.other_names import Answering, Awaited
 from granular._support.typing import Datapoint_co
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.threads import Calls
 from granular.formats.display import Samples
 
 R = TypeVar('R')
@@ -72,6 +73,10 @@ class DataSource(Answering):
         """Return this source and others with an equal ``_kin`` as one."""
         raise NotImplementedError
 
+    async def _fetch_stored(self, indices: Any, mask: Any) -> Calls[list[Any]] | None:
+        """Read datapoints, and return the calls that decode them, for threads; None if they can only be fetched."""
+        return None
+
     async def _nullable_keys(self, mask: Collection[str] | None) -> frozenset[str]:
         """Return the keys, all or those of a mask, of which some values may be None, or of another type."""
         return frozenset()
@@ -96,6 +101,11 @@ def as_data_source(source: Any) -> DataSource:
 def kin_of(source: DataSource) -> Any:
     """Return a value that is equal for sources whose datapoints can be fetched together; None if there are none."""
     return source._kin()
+
+
+def fetch_stored(source: DataSource, indices: Any, mask: Any) -> Coroutine[Any, Any, Calls[list[Any]] | None]:
+    """Read datapoints, and return the calls that decode them, for threads; None if they can only be fetched."""
+    return source._fetch_stored(indices, mask)
 
 
 class Joint(abc.ABC):

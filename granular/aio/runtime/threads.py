@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final, Generic, TypeVar, TypeVarTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar, TypeVarTuple
 
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.immediate import Rest, is_immediate, start_coroutine, to_loop
@@ -154,18 +154,37 @@ async def start_inline(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads
         raise
 
 
-async def map_threads(call: Callable[[int], T], count: int) -> list[T]:
+class Calls(NamedTuple, Generic[T]):
+    """Calls of a function for i < count, and a function that makes something of all their results."""
+
+    call: Callable[[int], Any]
+    count: int
+    finish: Callable[[list[Any]], T]
+
+
+async def map_threads(call: Callable[[int], T], count: int, before: Calls[Any] | None = None) -> list[T]:
     """Return ``call(i)`` for i < count, computed in threads, in any order; without a loop, starting on this thread.
+
+    The calls in ``before``, if there are any, are made first, without another hop to a thread.
 
     One thread starts, as threads that compute in Python take turns anyway. If it is not done after a millisecond, as
     with images, one thread per core joins; if after 5 ms it was mostly waiting, the whole pool does. The first error
     ends them all, once the running calls have returned.
     """
     calls = _ParallelCalls(call, count)
+    first = None if before is None else _ParallelCalls(before.call, before.count)
+
+    def run() -> list[T]:
+        if before is not None and first is not None:
+            before.finish(first.run())
+        return calls.run()
+
     try:
-        return await offload(calls.run)
+        return await offload(calls.run if first is None else run)
     finally:
         calls.stopped = True  # the caller may have been cancelled: no thread starts another call
+        if first is not None:
+            first.stopped = True
 
 
 def map_threads_now(call: Callable[[int], T], count: int) -> list[T]:

@@ -18,6 +18,7 @@ from granular._support.text import counted
 from granular.aio.pipeline.data_source import (
     Joint,
     as_data_source,
+    fetch_stored,
     file_bytes,
     join,
     kin_of,
@@ -29,7 +30,7 @@ from granular.aio.pipeline.nodes.source import Source, estimate_nbytes, length_o
 from granular.aio.runtime.buffers import read_only
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import call_or_await, offload
+from granular.aio.runtime.threads import Calls, call_or_await, offload
 from granular.aio.runtime.user_functions import await_user, refuse_deferred
 from granular.errors import (
     ClosedError,
@@ -217,6 +218,27 @@ class Fetching(_Adapter):
         """Return a value that is equal for sources that are fetched together; None for one that is fetched alone."""
         kin = kin_of(self._told) if self._is_own else None
         return None if kin is None else (kin, self._mask)
+
+    async def fetch_stored(self, indices: ArrayLike) -> Calls[list[Any]] | None:
+        """Read datapoints, and return the calls that decode them, for threads; None if they can only be fetched."""
+        if not self._is_own:
+            return None
+        try:
+            calls = await fetch_stored(self._told, indices, self._mask)
+        except Exception as error:
+            if not capturing.get() or not of_datapoint(error):
+                raise
+            return None  # ``fetch`` tells apart the datapoints that fail
+        if calls is None:
+            return None
+        own = calls
+
+        def finish(values: list[Any]) -> list[Any]:
+            datapoints = own.finish(values)
+            self._count(datapoints)
+            return datapoints
+
+        return own._replace(finish=finish)
 
     @staticmethod
     def join(sources: Iterable['Fetching']) -> Joint:
