@@ -123,12 +123,14 @@ def cost(job: Job) -> dict[str, float]:
 def remote(job: Job) -> dict[str, float]:
     """Measure the datapoints per second of the Loader from a server."""
     path = granular.Path(job['url'], config=granular.IOConfig(concurrency=INFLIGHT))
-    with granular.ShardedDatasetReader(path, {**granular.decoders, 'bytes': len, 'utf8': len}) as reader:
-        with granular.Loader(granular.sources.Epochs(reader, shuffle=True, seed=0), BATCH) as loader:
-            next(loader)  # opens the connections
-            started = time.perf_counter()
-            _drop(next(loader) for _ in range(job['batches']))
-            return {'rate': job['batches'] * BATCH / (time.perf_counter() - started)}
+    with (
+        granular.ShardedDatasetReader(path, {**granular.decoders, 'bytes': len, 'utf8': len}) as reader,
+        granular.Loader(granular.sources.Epochs(reader, shuffle=True, seed=0), BATCH) as loader,
+    ):
+        next(loader)  # opens the connections
+        started = time.perf_counter()
+        _drop(next(loader) for _ in range(job['batches']))
+        return {'rate': job['batches'] * BATCH / (time.perf_counter() - started)}
 
 
 def _best(read: Callable[[], object], count: int) -> float:
