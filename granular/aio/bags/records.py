@@ -30,7 +30,8 @@ class Bags:
     """
 
     __slots__ = (
-        '_bags', '_next', '_positions', '_sources', '_special', '_targets', 'datasizes', 'lengths', 'numbers', 'tables',
+        '_bags', '_has_special', '_next', '_positions', '_sources', '_special', '_targets',
+        'datasizes', 'lengths', 'numbers', 'tables',
     )  # fmt: skip
 
     def __init__(self, count: int) -> None:
@@ -45,6 +46,7 @@ class Bags:
         self._sources = np.zeros(count, np.int64)  # the position of the tables of each bag
         self.numbers: Ints = np.zeros(count, np.int64)  # under which they have the limits of each bag
         self._special = np.zeros(count, np.bool_)  # True for bags with data in memory, checksums or a proof
+        self._has_special = False  # True once there is one
 
     @classmethod
     def of(cls, bags: Sequence[Bag]) -> Self:
@@ -62,7 +64,8 @@ class Bags:
         self.tables[position] = tables  # each time, as another thread may not have got here yet
         self._sources[number], self.numbers[number] = position, bag.number
         self.lengths[number], self.datasizes[number] = bag.length, bag.datasize
-        self._special[number] = bag.data is not None or bag.sums is not None or bag.proof is not None
+        if bag.data is not None or bag.sums is not None or bag.proof is not None:
+            self._special[number] = self._has_special = True
         self._bags[number], self._targets[number] = bag, bag.target
         bag.check_open()  # last, as another thread may have closed it
 
@@ -93,10 +96,13 @@ class Bags:
 
     def special(self, owners: Ints) -> list[Bag]:
         """Return the bags of which more than limits and a file is needed to read them, or to check what is read."""
-        return self.some(owners[self._special[owners]])
+        return self.some(owners[self._special[owners]]) if self._has_special else []
 
     def source(self, owners: Ints) -> Tables | None:
         """Return the tables that have the limits of all these bags; None if there are several, or none."""
+        if len(self.tables) == 1:
+            (only,) = self.tables.values()
+            return only
         sources = self._sources[owners]
         return self.tables[sources[0]] if (sources == sources[0]).all() else None
 

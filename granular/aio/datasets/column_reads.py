@@ -115,10 +115,40 @@ async def _read_stored(
     if not choices:
         return StoredColumns(picks, [], [], [])
     references = references or await read_references(picks)
-    rows, counts = join_rows([record_rows(picks, choice, references) for choice in choices])
+    rows, counts = rows_of(picks, choices, references)
     records = await read_records(rows)
     totals = [len(picks.indices) if own is None else int(own.sum()) for own in counts]
     return StoredColumns(picks, [choice.field for choice in choices], cut_into(records, totals), counts)
+
+
+def rows_of(picks: Picks, choices: Sequence[Choice], references: Referenced) -> tuple[Rows, list[Ints | None]]:
+    """Return the results of ``record_rows`` for several fields, at least one: the records of all, one field behind the
+    other.
+    """
+    if (rows := _single_rows(picks, choices, references)) is not None:
+        return rows, [None] * len(choices)
+    return join_rows([record_rows(picks, choice, references) for choice in choices])
+
+
+def _single_rows(picks: Picks, choices: Sequence[Choice], references: Referenced) -> Rows | None:
+    """Return the records of fields that have one for each datapoint, of all fields in one computation.
+
+    None if there are sequences, or references that point to no records, which ``record_rows`` tells of.
+    """
+    if any(choice.field.many for choice in choices):
+        return None
+    datasets, numbers, counts, indices = picks
+    keys = [choice.number for choice in choices]
+    owners = np.concatenate([datasets.owners(key, numbers) for key in keys])
+    if datasets.first.refs is None:
+        positions = np.concatenate([indices] * len(keys))
+    else:
+        first, count = (numbers.T[keys] for numbers in references)
+        lengths = datasets.bags.lengths[owners].reshape(len(keys), -1).repeat(counts, axis=1)
+        if ((first < 0) | (count < 0) | (first > lengths - count)).any():
+            return None
+        positions = first.ravel()
+    return Rows(datasets.bags, owners, np.concatenate([counts] * len(keys)), positions)
 
 
 def join_rows(parts: Sequence[tuple[Rows, Ints | None]]) -> tuple[Rows, list[Ints | None]]:
