@@ -9,7 +9,8 @@ from granular.aio.bags.output import BagOutput, withdraw
 from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
 from granular.aio.datasets.datapoint_writer import DatapointWriter
 from granular.aio.datasets.rivals import find_dataset_above, find_rival, folder_of_shards
-from granular.aio.paths.claims import Claim, is_claim
+from granular.aio.paths.claims import is_claim
+from granular.aio.paths.guard import FolderGuard, Right
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.paths.removal import explain, find_removal
@@ -202,9 +203,9 @@ class DatasetWriter(DatapointWriter):
         """
         store = self.directory.store
         asserted = not self._anew or folder_of_shards(self.directory) is not None
-        claim = Claim(self.directory, 0, 1, 'unknown' if asserted else 'stale')
-        entries = await claim.take()
-        async with claim.releasing():
+        guard = FolderGuard(self.directory, Right.REMAINS, forced=asserted)
+        entries = await guard.enter_and_list()
+        async with guard.leaving():
             if any(entry.name == 'spec.json' for entry in entries):
                 raise AlreadyExistsError(f'{self._name}: another writer has finished it meanwhile')
             await store.delete([entry.key for entry in entries if entry.name in self._names])
