@@ -138,7 +138,7 @@ def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
     """Write all bars into benchmarks/bars.md, and plots, tables and some bars into docs/performance.md and the README.
 
     Bars that were not measured stay, with the day on which they were. The page has the bars that it had, and those that
-    are missed. A table without marks is a plot alone.
+    are missed, without their details. A table without marks is a plot alone.
     """
     page = DOCS / 'performance.md'
     text = page.read_text()
@@ -157,8 +157,8 @@ def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
     head = [f'{machine()}.', '', '| bar | figure | bound | details |', '| --- | ---: | --- | --- |']
     RECORD.write_text('\n'.join([*head, *rows.values(), '']))
     listed = _rows(_inside(text, 'bars'))
-    shown = [row for name, row in rows.items() if name in listed or '**missed**' in row]
-    text = _between(text, 'bars', '\n'.join([*head, *shown]))
+    shown = [_brief(row) for name, row in rows.items() if name in listed or '**missed**' in row]
+    text = _between(text, 'bars', '\n'.join([*head[:2], '| bar | figure | bound |', '| --- | ---: | --- |', *shown]))
     for table in tables:
         plot(table)
         text = _between(text, table.name, f'{table.markdown()}\n\n![{table.title}](plots/{table.name}.svg)')
@@ -170,6 +170,14 @@ def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
 def _rows(text: str) -> dict[str, str]:
     """Return the rows of a table of bars, by their beginnings."""
     return {line.split(' | ')[0]: line for line in text.splitlines() if re.search(' [|] [≤≥] ', line)}
+
+
+def _brief(row: str) -> str:
+    """Return the row of a bar for docs/performance.md: without details, but with the unit and whether it is missed."""
+    name, figure, bound, details = row.removesuffix(' |').split(' | ')
+    missed = details.startswith('**missed**')
+    unit = re.match(r' ?(s|ms)\b', details.removeprefix('**missed**'))
+    return f'{name} | {figure}{" " + unit[1] if unit else ""} | {bound}{", **missed**" if missed else ""} |'
 
 
 def _headline(rows: Iterable[str]) -> str:
