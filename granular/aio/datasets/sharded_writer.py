@@ -235,7 +235,7 @@ class ShardedDatasetWriter(DatapointWriter):
         writer = await self._open_shard(folder)
         if not is_unused(writer):  # a shard in columns, to which it would append
             await writer.abort()
-            raise AlreadyExistsError(f'{folder}: another writer has written it meanwhile: open another one to continue')
+            raise AlreadyExistsError(f'{folder}: another writer has written it first: open another one to continue')
         self._next += self._step
         return writer
 

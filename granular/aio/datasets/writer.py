@@ -229,7 +229,7 @@ class DatasetWriter(DatapointWriter):
         entries = await guard.enter_and_list()
         async with guard.leaving():
             if any(entry.name == 'spec.json' for entry in entries):
-                raise AlreadyExistsError(f'{self._name}: another writer has finished it meanwhile')
+                raise AlreadyExistsError(f'{self._name}: another writer has finished it first')
             await store.delete([entry.key for entry in entries if entry.name in self._names])
 
     @property
@@ -367,7 +367,7 @@ class DatasetWriter(DatapointWriter):
         if published is not None:
             spec = parse_spec(published, f'{path}')
             await self._remove_unneeded(spec)
-            raise AlreadyExistsError(f'{path}: another writer published it meanwhile, with spec {spec}') from failure
+            raise AlreadyExistsError(f'{path}: another writer published it first, with spec {spec}') from failure
         if failure is not None and self._lock is not None:
             self._standing = False
             raise failure

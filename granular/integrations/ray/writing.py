@@ -228,7 +228,7 @@ class Datasink(_Base):  # type: ignore[misc]
             if self._guard is not None:
                 await self._guard.check()
             await store.delete([(self._directory / shard_name(0) / 'spec.json').key])
-            raise StoreError(f'{self._directory}: {gone} was removed meanwhile, as by `granular clean`')
+            raise StoreError(f'{self._directory}: {gone} was removed during the write, as by `granular clean`')
 
     async def _remove(self) -> None:
         first = self._directory / shard_name(0) / 'spec.json'
