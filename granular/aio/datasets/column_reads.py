@@ -44,8 +44,7 @@ class StoredColumns(NamedTuple):
 
     def decoding(self) -> Calls[list[list[Any]]]:
         """Return calls for threads that have the result of ``decode``."""
-        calls = decoding(self.fields, self.records, self._locate)
-        return calls._replace(finish=lambda values: self._by_datapoint(calls.finish(values)))
+        return decoding(self.fields, self.records, self._locate).then(self._by_datapoint)
 
     def _by_datapoint(self, values: list[list[Any]]) -> list[list[Any]]:
         return [

@@ -92,7 +92,8 @@ class JointReader(Joint):
         if self._unproven[numbers].any():
             await self._prove(numbers[self._unproven[numbers]])
             if not self.fits(sources):
-                return await JointReader(self._readers).fetch(sources, counts, indices, mask)
+                own_readers = list({id(source): source for source in sources}.values())
+                return await JointReader(own_readers).fetch(sources, counts, indices, mask)
         for number in self._datasets.missing(numbers):
             owner = int(self._owners[number])
             self._datasets.put(number, self._readers[owner]._columns_of(number - int(self._firsts[owner])))

@@ -186,11 +186,10 @@ class DatapointReader(Joinable[Datapoint_co]):
             await self._ensure_open()
         positions = indices_of(indices, len(self), self._name)
         choices = self._first.choose(mask)
-        if not len(positions):
+        if not len(positions) or (len(positions) <= FEW and self._first.immediate):
             return None
         stored, order = await self._read_by(read_stored, positions, choices)
-        calls = stored.decoding()
-        return calls._replace(finish=lambda values: as_datapoints(calls.finish(values), choices, len(positions), order))
+        return stored.decoding().then(lambda values: as_datapoints(values, choices, len(positions), order))
 
     def _kin(self) -> Any:
         if self._state == 'open' and self._shared_with is None:

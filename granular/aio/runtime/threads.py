@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final, Generic, NamedTuple, TypeVar, TypeVarTuple
+from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.immediate import Rest, is_immediate, start_coroutine, to_loop
@@ -23,6 +23,7 @@ from granular.aio.runtime.tasks import result_of, wait_cancelled
 from granular.aio.runtime.user_functions import await_user, call_user
 from granular.errors import GranularError
 
+R = TypeVar('R')
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
 
@@ -154,12 +155,17 @@ async def start_inline(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads
         raise
 
 
-class Calls(NamedTuple, Generic[T]):
+class Calls(Generic[T]):
     """Calls of a function for i < count, and a function that makes something of all their results."""
 
-    call: Callable[[int], Any]
-    count: int
-    finish: Callable[[list[Any]], T]
+    def __init__(self, call: Callable[[int], Any], count: int, finish: Callable[[list[Any]], T]) -> None:
+        self.call: Callable[[int], Any] = call
+        self.count: int = count
+        self.finish: Callable[[list[Any]], T] = finish
+
+    def then(self, function: Callable[[T], R]) -> 'Calls[R]':
+        """Return these calls, with the result of a function in place of what is made of theirs."""
+        return Calls(self.call, self.count, lambda results: function(self.finish(results)))
 
 
 async def map_threads(call: Callable[[int], T], count: int, before: Calls[Any] | None = None) -> list[T]:

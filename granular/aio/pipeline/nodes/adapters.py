@@ -229,16 +229,11 @@ class Fetching(_Adapter):
             if not capturing.get() or not of_datapoint(error):
                 raise
             return None  # ``fetch`` tells apart the datapoints that fail
-        if calls is None:
-            return None
-        own = calls
+        return None if calls is None else calls.then(self._counted)
 
-        def finish(values: list[Any]) -> list[Any]:
-            datapoints = own.finish(values)
-            self._count(datapoints)
-            return datapoints
-
-        return own._replace(finish=finish)
+    def _counted(self, datapoints: list[Any]) -> list[Any]:
+        self._count(datapoints)
+        return datapoints
 
     @staticmethod
     def join(sources: Iterable['Fetching']) -> Joint:

@@ -221,8 +221,9 @@ def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
     if total // divisor > _LONGEST_CYCLE:
         return _turns(indices, weights)
     owners, inner, shares = _cycle(tuple(weight // divisor for weight in weights))
-    cycles, places = np.divmod(indices, len(owners))
-    chosen = owners[places]
+    cycles = indices // len(owners)
+    places = indices - cycles * len(owners)
+    chosen: Ints = owners[places]
     before: Ints = inner[places] + cycles * shares[chosen]
     return chosen, before
 

@@ -59,9 +59,8 @@ class Element(Node):
             # Decoding and the functions share one hop to a thread.
             decoding, decoded = await source.fetch_stored(inner), list[Any]()
             if decoding is not None:
-                before = decoding._replace(finish=lambda values: decoded.extend(decoding.finish(values)))
                 try:
-                    return await map_in_threads(calls, decoded, self._doing, steps, before)
+                    return await map_in_threads(calls, decoded, self._doing, steps, decoding.then(decoded.extend))
                 except Exception as error:
                     if decoded or not capturing.get() or not of_datapoint(error):
                         raise
