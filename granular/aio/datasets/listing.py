@@ -25,6 +25,11 @@ Files = Mapping[str, FileIdentity]
 """The files of a shard, by name."""
 
 
+def are_opened_at_once(names: Sequence[str]) -> bool:
+    """Return whether a dataset has so few shards that all are opened at once."""
+    return len(names) <= AT_ONCE
+
+
 class Listing(NamedTuple):
     """Listed shards.
 

@@ -15,7 +15,7 @@ from granular.aio.datasets.dataset import Dataset, OpenOptions, join_tables
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards, SharedShards
-from granular.aio.datasets.listing import AT_ONCE, Listing
+from granular.aio.datasets.listing import Listing, are_opened_at_once
 from granular.aio.datasets.shards import check_complete, filled, listed_shards, shards_in
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
@@ -175,7 +175,7 @@ class ShardOpener:
     async def _open_by_tables(self, names: list[str], snapshot: Snapshot | None) -> None:
         self._snapshot = snapshot
         shards = self._shards = ListedShards(self._create, names)
-        if snapshot is None and self._is_lazy and len(names) > AT_ONCE:
+        if snapshot is None and self._is_lazy and not are_opened_at_once(names):
             first = (await shards.open([0]))[0]
             shards.listing = await Listing.of(self._directory, first, names)
         known = set() if shards.listing is None else shards.listing.lengths.keys()
