@@ -33,7 +33,9 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
     """Random access to the datapoints of all shards, or of every ``shardstep``-th shard from ``shardstart`` on.
 
     With an index (``build_index``), opening takes a handful of requests, and memory 2 to 3 bytes per record and key.
-    Without one, opening lists the folder and then opens all shards at once; memory is that of ``DatasetReader``.
+    Without one, opening lists the folder. Of more than 32 shards, it then opens those whose number of datapoints no
+    listing tells; the others are opened when they are first read, all that a batch needs together, and must be those
+    that were listed. Memory of the shards that are open is that of ``DatasetReader``.
 
     Args:
       directory: the folder of the shards.
@@ -235,6 +237,12 @@ def indexed_shards_of(reader: AnyReader) -> IndexedShards | None:
     """Return the shards of a reader that opened them by their index; None for any other reader."""
     shards = reader._shards if isinstance(reader, ShardedDatasetReader) else None
     return shards if isinstance(shards, IndexedShards) else None
+
+
+async def open_listed(reader: AnyReader) -> None:
+    """Open all shards that were listed alone so far, so that their columns are complete."""
+    if isinstance(reader, ShardedDatasetReader):
+        await reader._open_missing(reader._shards.missing(range(len(reader._shards))))
 
 
 async def compare_shards(reader: AnyReader, positions: Iterable[int] | None = None) -> bool:
