@@ -186,6 +186,26 @@ def test_pickled_readers_read_the_shards_that_were_listed(moto, monkeypatch):
     assert loading[0] > 0 == loading[1]  # a worker process lists nothing
 
 
+@pytest.mark.parametrize('layout', list(SPECS))
+def test_shards_in_an_index_cache_are_opened_when_they_are_first_read(moto, tmp_path, layout):
+    folder = steady(moto, index_cache=str(tmp_path)) / 'ds'
+    write(folder, layout)
+    expected = [point(i, layout) for i in range(2 * SHARDS)]
+    opened(folder).close()  # which reads all tables
+    reader, opening, _ = requests(lambda: opened(folder))
+    with reader:
+        assert (opening, len(reader), reader.shards) == (1, 2 * SHARDS, SHARDS)  # the listing of the folder
+        assert reader.fetch([5, 77]) == [expected[5], expected[77]]
+        with reader.copy() as copy:
+            assert list(copy) == list(reader) == expected
+    with opened(folder) as reader:
+        rewrite(folder / shard_name(30), layout, [60, 62])
+        with pytest.raises(ObjectChangedError, match='000030'):
+            reader.fetch([0, 60, 61])
+    with opened(folder) as reader:
+        assert reader.fetch([0, 61], ('a',)) == [{'a': 0}, {'a': 62}]
+
+
 @pytest.mark.parametrize('damage', ['spec.json', 'a.bag', 'spec'])
 def test_shards_that_a_listing_shows_to_be_damaged_fail_at_opening(columns, damage):
     shard = columns / shard_name(35)

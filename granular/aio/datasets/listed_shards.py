@@ -39,11 +39,15 @@ class ListedShards:
     Args:
       create: returns the unopened dataset of a shard's name.
       names: the names of the shards.
+      snapshot: has the tables of all shards, if there is an index cache.
     """
 
-    def __init__(self, create: Callable[[str], Dataset], names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, create: Callable[[str], Dataset], names: Sequence[str] = (), snapshot: Snapshot | None = None
+    ) -> None:
         self._create = create
         self._names = names
+        self._snapshot = snapshot
         self.listing: Listing | None = None
         self.own: dict[int, Dataset] = {}
         self._made: dict[int, Dataset] = {}  # shards that are not open, for their lengths
@@ -53,7 +57,7 @@ class ListedShards:
 
     def copy(self) -> 'ListedShards':
         """Return independently closable shards that share the tables."""
-        shards = ListedShards(self._create, self._names)
+        shards = ListedShards(self._create, self._names, self._snapshot)
         shards.listing, shards._joined = self.listing, [*self._joined]
         shards.own = {i: dataset.copy() for i, dataset in self.own.items()}
         return shards
@@ -100,8 +104,13 @@ class ListedShards:
 
     # --- opening
 
-    async def open(self, positions: Iterable[int], snapshot: Snapshot | None = None) -> dict[int, Dataset]:
-        """Open shards together, without a request if the snapshot has them; return those that were not open."""
+    async def open(
+        self, positions: Iterable[int], states: Mapping[int, FolderState] | None = None
+    ) -> dict[int, Dataset]:
+        """Open shards together, by their states if these are given; return those that were not open."""
+        snapshot = self._snapshot
+        if states is not None:
+            snapshot = Snapshot('', {self._names[i]: state for i, state in states.items()})
         async with self._opening.turn():
             datasets = {i: self._create(self._names[i]) for i in positions if i not in self.own}
             await for_each(datasets.values(), lambda dataset: self._open(dataset, snapshot), _TOGETHER)
@@ -165,10 +174,15 @@ class ListedShards:
             return None
         return all_or_none({dataset.directory.name: dataset.state() for dataset in self})
 
-    def shared(self, numbers: list[int]) -> SharedShards | None:
-        """Return the state for copies in worker processes; None without a listing, or unless it is complete."""
-        states = all_or_none({i: dataset.state() for i, dataset in self.own.items()})
-        return None if states is None or self.listing is None else SharedShards(numbers, self.listing, states)
+    def shared(self, numbers: list[int]) -> SharedShards | Snapshot | None:
+        """Return the state for copies in worker processes; None unless those of the open shards are complete."""
+        if (snapshot := self.own[0].columns.snapshot) is not None:
+            return snapshot
+        if self.listing is None:
+            states = self.states()
+            return None if states is None else Snapshot('', states)
+        own = all_or_none({i: dataset.state() for i, dataset in self.own.items()})
+        return None if own is None else SharedShards(numbers, self.listing, own)
 
     def warn_of_lengths(self) -> None:
         for dataset in self.own.values():

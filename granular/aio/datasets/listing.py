@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from granular.aio.bags.identity import FileIdentity
+from granular.aio.bags.index_cache import FolderState
 from granular.aio.datasets.dataset import Dataset
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import relative_name
@@ -21,7 +22,7 @@ AT_ONCE: Final = 32
 _TOGETHER: Final = 128  # tables that are looked at together
 _TAIL: Final = 4096  # bytes at the end of a bag of references, which are all limits of most
 
-Files = Mapping[str, FileIdentity]
+Files = dict[str, FileIdentity]
 """The files of a shard, by name."""
 
 
@@ -38,7 +39,7 @@ class Listing(NamedTuple):
       lengths: the number of datapoints of the shards that need not be opened at once, by name.
     """
 
-    files: Mapping[str, Files]
+    files: dict[str, Files]
     lengths: dict[str, int]
 
     @classmethod
@@ -72,6 +73,21 @@ class Listing(NamedTuple):
             sizes = {files[name][f'{key}.idx'].size for key in columns.spec}
             if len(sizes) == 1 and not (size := sizes.pop()) % LIMIT:
                 listing.lengths[name] = size // LIMIT
+        return listing
+
+    @classmethod
+    def of_states(cls, first: Dataset, folders: Mapping[str, FolderState]) -> 'Listing':
+        """Return the shards of an index cache, of which the first is open."""
+        listing, spec = cls({}, {}), folders[first.directory.name].spec.data
+        for shard, folder in folders.items():
+            files = listing.files[shard] = {}
+            for key, bag in folder.bags.items():
+                for (_, file), ending in zip(bag.files(first.directory / f'{key}.bag'), ('bag', 'idx'), strict=False):
+                    files[f'{key}.{ending}'] = file
+            tables = [folder.bags['refs']] if first.columns.refs is not None else [*folder.bags.values()]
+            lengths = {len(bag.limits) - 1 for bag in tables}
+            if shard != first.directory.name and folder.spec.data == spec and len(lengths) == 1:
+                listing.lengths[shard] = lengths.pop()
         return listing
 
     async def _count(self, path: Path) -> None:

@@ -84,10 +84,7 @@ class ShardOpener:
             if own is None:
                 return None
             return SharedIndex(shards.index, self.numbers, own, shards.unchecked, shards.pins, shards.moved)
-        if shards.listing is not None:
-            return shards.shared(self.numbers)
-        states = shards.states()
-        return None if states is None else shards[0].columns.snapshot or Snapshot('', states)
+        return shards.shared(self.numbers)
 
     async def _warn_of_unread(self, count: int) -> None:
         """Log that only the first ``count`` shards are read, and why."""
@@ -174,27 +171,30 @@ class ShardOpener:
 
     async def _open_by_tables(self, names: list[str], snapshot: Snapshot | None) -> None:
         self._snapshot = snapshot
-        shards = self._shards = ListedShards(self._create, names)
-        if snapshot is None and self._is_lazy and not are_opened_at_once(names):
+        shards = self._shards = ListedShards(self._create, names, snapshot)
+        if not are_opened_at_once(names) and self._is_lazy(snapshot):
             first = (await shards.open([0]))[0]
-            shards.listing = await Listing.of(self._directory, first, names)
+            if snapshot is None:
+                shards.listing = await Listing.of(self._directory, first, names)
+            else:
+                shards.listing = Listing.of_states(first, snapshot.folders)
         known = set() if shards.listing is None else shards.listing.lengths.keys()
-        await shards.open([i for i, name in enumerate(names) if name not in known], snapshot)
+        await shards.open([i for i, name in enumerate(names) if name not in known])
 
-    @property
-    def _is_lazy(self) -> bool:
-        """True if shards may be opened when they are first read: without a cache of all tables, nor data in memory."""
+    def _is_lazy(self, snapshot: Snapshot | None) -> bool:
+        """Return whether shards may be opened when they are first read: no data is kept in memory, and their tables are
+        in an index cache, or are not to be.
+        """
         options = self._options
         is_cached = options.cache_index and cache_file_of(self._directory) is not None
-        return not (is_cached or options.cache_keys or options.verify)
+        return not (options.cache_keys or options.verify) and (snapshot is not None or not is_cached)
 
     async def _open_shared(self, shared: SharedShards) -> None:
         """Open the shards that another reader had opened, without a request, as that reader found them."""
         self.numbers = shared.numbers
         shards = self._shards = ListedShards(self._create, [shard_name(i) for i in self._choose(self.numbers)])
         shards.listing = shared.listing
-        states = {shard_name(self._choose(self.numbers)[i]): state for i, state in shared.states.items()}
-        await shards.open(shared.states, Snapshot('', states))
+        await shards.open(shared.states, shared.states)
 
     @property
     def _snapshot_name(self) -> Path:
