@@ -332,7 +332,7 @@ def test_a_state_of_other_sizes_is_refused(strategy):
 
 
 def test_an_epoch_with_other_sizes_is_refused():
-    class Changing(granular.shuffle.Sequential):
+    class Changing(granular.shuffle.Index):
         def lookup(self, positions, length, seed, epoch):
             return positions if not epoch else np.zeros_like(positions)
 

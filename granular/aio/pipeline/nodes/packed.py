@@ -2,6 +2,7 @@
 
 import abc
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -10,9 +11,9 @@ from numpy.typing import NDArray
 
 from granular._support.indexing import Ints, cut_into, sums_of
 from granular.aio.pipeline.execution.failures import capturing, of_datapoint
+from granular.aio.pipeline.nodes.arrangements import Arrangement
 from granular.aio.pipeline.nodes.planned import (
     CHUNK,
-    Arrangement,
     Pieces,
     Planned,
     Row,
@@ -380,8 +381,8 @@ class ConcatenatedRows(PackedRows):
         segments = most_segments(values, counts, recipe.lengths[0])
         return cls(parent, recipe, sizes, tape, np.array([total]), rows, segments)
 
-    def _arrange(self, epoch: int) -> Arrangement:
-        indices = self._indices(epoch)
+    def _arrange(self, epoch: int, stop: threading.Event) -> Arrangement:
+        indices = self._indices(epoch, stop)
         ends = np.cumsum(self._classes[indices], dtype=np.int64)
         self._check_epoch(epoch, ends[-1:])
         arranged = Arrangement(ends, indices=None if self._source is None else indices)

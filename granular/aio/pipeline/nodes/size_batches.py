@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._support.indexing import Ints, check_integer, integers_of
+from granular.aio.pipeline.nodes.arrangements import Arrangement
 from granular.aio.pipeline.nodes.planned import (
-    Arrangement,
     Pieces,
     Planned,
     Row,
