@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 from granular._support.indexing import check_integer
@@ -101,6 +101,7 @@ async def convert(
     engine: Engine = 'local',
     split: str | None = None,
     hive: bool = True,
+    sizes: str | Sequence[str] = (),
 ) -> Conversion:
     """Convert records of another format into a dataset, in shards that are written in parallel.
 
@@ -167,6 +168,9 @@ async def convert(
         Ray once per shard.
       split: the split to convert, such as ``'train'``, of a folder or pattern that has files of several.
       hive: False to ignore the columns in the names of folders of Parquet files, such as ``day=3``.
+      sizes: keys of audio, lists or arrays, each of which gets a key of its sizes beside it, of type ``int``: with
+        ``'audio'``, ``audio_size`` has the samples of each clip. Readers return them by ``reader.sizes('audio')``,
+        and plans of batches take them by ``sizes='audio_size'``.
       engine: ``'local'`` writes the shards in this process, ``'ray'`` in the workers of a Ray cluster.
 
     Returns:
@@ -200,7 +204,7 @@ async def convert(
         given = {
             'spec': spec, 'encoders': encoders, 'decoders': decoders, 'layout': layout != 'refs', 'parallel': parallel,
             'on_error': skip, 'checksums': not checksums, 'engine': engine != 'local',
-            'shardlen': shardlen != _SHARDLEN,
+            'shardlen': shardlen != _SHARDLEN, 'sizes': sizes,
         }  # fmt: skip
         if refused := [name for name, value in given.items() if value]:
             raise InvalidArgumentError(
@@ -222,15 +226,16 @@ async def convert(
             )
         if opened.stored is not None and opened.values is not None:
             changed = {key: kind for key, kind in (spec or {}).items() if opened.stored.spec.get(key) != kind}
-            if changed or encoders:  # which only values can have
+            if changed or encoders or sizes:  # which only values can have
                 reading = dataclasses.replace(reading, values=True)
                 opened.source, opened.stored = opened.values, None
         sampled = await opened.sample(sample)
         mapping: RecordMapping | StoredMapping
         if opened.stored is None:
-            mapping = RecordMapping(sampled, spec, layout, opened.name, opened.images, opened.columns)
+            measured = (sizes,) if isinstance(sizes, str) else tuple(sizes)
+            mapping = RecordMapping(sampled, spec, layout, opened.name, opened.images, opened.columns, measured)
         else:
-            mapping = StoredMapping(opened.stored, sampled, spec, layout)
+            mapping = StoredMapping(opened.stored, sampled, spec, layout, sizes)
         if not skip:
             mapping.refuse_bad(sampled)
         fields = fields_of(mapping.spec, mapping.encoders(encoders), layout, f'{directory}')

@@ -73,13 +73,14 @@ class Arrangements:
             self.compute(0, make)
 
     async def begin(self, epoch: int, make: Make) -> None:
-        """Begin to make the arrangement of an epoch in a thread, under a loop. The fetch that needs it has its errors."""
+        """Begin to make the arrangement of an epoch in a thread, if this runs under a loop."""
         if running_loop() is None or epoch in self._made:
             return
         ahead = await self._ahead.get()
         if epoch not in ahead:
             await self.release()
             stop = threading.Event()
+            # The fetch that needs the epoch makes it again after an error, and raises that.
             ahead[epoch] = background(offload_whole(self.compute, epoch, make, stop, stop=stop.set))
 
     async def release(self) -> None:
