@@ -194,6 +194,17 @@ def test_states_are_exact():
         iter(others).set_state(iterator.get_state())
 
 
+def test_a_state_of_another_cost_is_refused():
+    states = []
+    for power in (1, 2):
+        batches = dataset().batch_by_size('audio', 1000, cost=lambda elements, top, power=power: elements * top**power)
+        iterator = iter(batches)
+        next(iterator)
+        states.append(iterator.get_state())
+    with pytest.raises(StateError, match=r'stage 3 was .*plan [0-9a-f]{8}.*and is .*plan [0-9a-f]{8}'):
+        iterator.set_state(states[0])
+
+
 def test_the_union_of_batches_is_exact_on_changing_numbers_of_hosts():
     batches = dataset().batch_by_size('audio', 60, align=6).repeat(4)
     state, found = None, []

@@ -327,8 +327,23 @@ def test_a_state_of_other_sizes_is_refused(strategy):
     next(iterator)
     state = iterator.get_state()
     others = dataset([*SIZES[:-1], SIZES[-1] + 1 if SIZES[-1] < 16 else 1]).pack({'tokens': 16}, strategy=strategy)
-    with pytest.raises(StateError, match=r'stage 3 was .*sizes [0-9a-f]{8}.*and is .*sizes [0-9a-f]{8}'):
-        iter(others).set_state(state)
+    for hosts in (1, 3):
+        rank = iter(others.to_iter_dataset(shard_options=ShardOptions(hosts - 1, hosts)))
+        with pytest.raises(StateError, match=r'stage 3 was .*sizes [0-9a-f]{8}.*and is .*sizes [0-9a-f]{8}'):
+            rank.set_state(state)
+
+
+@pytest.mark.parametrize('strategy', ['best_fit', 'concat_then_split'])
+@pytest.mark.parametrize('hosts', [1, 3])
+def test_the_next_row_is_set_by_its_index(strategy, hosts):
+    rows = dataset().pack({'tokens': 16}, strategy=strategy).repeat(3).batch(2)
+    for index in range(hosts):
+        stream = rows.to_iter_dataset(shard_options=ShardOptions(index, hosts))
+        expected = plain(list(stream))
+        with iter(stream) as iterator:
+            for number in (len(expected) - 1, 0, len(expected) // 2):
+                iterator.set_next_index(number)
+                assert plain(list(iterator)) == expected[number:]
 
 
 def test_an_epoch_with_other_sizes_is_refused():

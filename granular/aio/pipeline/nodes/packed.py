@@ -82,7 +82,7 @@ class PackedRows(Planned):
         self._recipe = recipe
         self._segments = segments
         self._by_position = recipe.documents
-        self._digest = digest_of(sizes)
+        self._digest = f'sizes {digest_of(sizes)}'
         self._checked: set[tuple[int, np.dtype[Any]]] = set()  # dtypes of features that all options are values of
         self._numbers = np.arange(max(recipe.lengths), dtype=np.int32)
 
@@ -96,7 +96,7 @@ class PackedRows(Planned):
         return None if stored is None else stored * len(self.parents[0]) / max(1, len(self))
 
     def describe(self) -> str:
-        return f'{self._recipe.description}, sizes {self._digest})'
+        return f'{self._recipe.description}, {self._digest})'
 
     def _limits(self, row: Row, i: int) -> tuple[list[int], list[int], list[int]]:
         """Return where the part of each document of a row begins and ends, its separator included, and its values."""
@@ -245,6 +245,7 @@ class FittedRows(PackedRows):
     ) -> None:
         super().__init__(parent, recipe, sizes, classes, counts, plan.rows + whole, max(1, plan.segments))
         self._plan, self._whole = plan, whole  # rows that a part of a document fills
+        self._digest += f', plan {digest_of(plan)}'
 
     def _completed(self, arranged: Arrangement, epoch: int) -> Arrangement:
         if not self._whole:

@@ -391,7 +391,7 @@ def looked_up(parent: Source, table: NDArray[Any], epoch: int, stop: threading.E
 
 
 def digest_of(sizes: Sequence[NDArray[Any]]) -> str:
-    """Return a checksum of sizes, for states."""
+    """Return a checksum of sizes, or of what a plan is made of, for states."""
     checksum = 0
     for own in sizes:
         for start in range(0, len(own), CHUNK):

@@ -124,7 +124,7 @@ class SizeBatches(Planned):
         self._plan = plan
         self._per_batch = per_batch
         self._tops = tops
-        self._digest = digest_of([sizes])
+        self._digest = f'sizes {digest_of([sizes])}, plan {digest_of([tops, per_batch])}'
 
     @classmethod
     def planned(cls, parent: Source, arguments: BudgetArguments, sizes: NDArray[Any]) -> 'SizeBatches':
@@ -170,7 +170,7 @@ class SizeBatches(Planned):
         return None if stored is None else stored * len(self.parents[0]) / max(1, len(self))
 
     def describe(self) -> str:
-        return f'{self._arguments.description}, sizes {self._digest})'
+        return f'{self._arguments.description}, {self._digest})'
 
     def _pieces(self, units: Ints, within: Ints, arranged: Arrangement) -> Pieces:
         slots, counts, buckets = self._plan.slots(units, within)
