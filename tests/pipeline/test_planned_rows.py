@@ -162,6 +162,17 @@ def test_rows_are_in_the_order_of_the_documents_unless_these_are_shuffled():
     assert plain(epoch_of(dataset(seed=2).pack({'tokens': 16}), 0)) != epochs[0]
 
 
+def test_sizes_of_concatenated_datasets_are_those_of_its_parts():
+    first, second = MapDataset.source(documents(SIZES)), MapDataset.source(documents([3, 0, 7]))[::-1]
+    both = MapDataset.concatenate([first, second, MapDataset.source([])])
+    rows = both.shuffle(seed=1).pack({'tokens': 16}, documents=True)
+    expected = both.shuffle(seed=1).pack({'tokens': 16}, documents=True, sizes=[*SIZES, 7, 0, 3])
+    assert plain(list(rows.repeat(2))) == plain(list(expected.repeat(2)))
+    mapped = first.map(lambda element: element)
+    with pytest.raises(InvalidArgumentError, match="concatenate 2 does not tell the sizes of 'tokens': pass sizes="):
+        MapDataset.concatenate([first, mapped]).pack({'tokens': 16})
+
+
 # --- sizes and bad input
 
 
@@ -198,7 +209,12 @@ def test_elements_that_differ_between_epochs_are_refused(change, message):
         ({'strategy': 'first_fit'}, 'strategy: expected one of'),
         ({'longer': 'split'}, 'longer: expected one of'),
         ({'classes': 0}, 'classes: expected an integer from 1 to 65536'),
-        ({'extra': -1}, 'extra: expected an integer >= 0'),
+        ({'extra': -1}, 'extra: expected an integer'),
+        ({'length': {'tokens': 2**63}}, "length of 'tokens': expected an integer from 1 to"),
+        ({'separator': np.array([1, 2])}, r"separator of 'tokens': expected a number, got array"),
+        ({'padding': [0]}, "padding of 'tokens': expected a number"),
+        ({'sizes': {'few': [1]}}, "sizes: 'few' is not packed"),
+        ({'sizes': 'tokens'}, "pack: sizes 'tokens': expected a 1-D sequence of integers"),
         ({'sizes': [1, 2]}, 'expected 60 sizes, one for each element of list of 60, got 2'),
         ({'sizes': [-1] * 60}, 'expected sizes >= 0, got -1 at index 0'),
         ({'strategy': 'concat_then_split', 'max_segments': 2}, 'max_segments: concat_then_split has none'),

@@ -20,7 +20,7 @@ from granular.aio.datasets.clean import CONVERSION
 from granular.aio.datasets.codec import Decoders, Encoders, fields_of
 from granular.aio.datasets.shards import listed_shards, missing_shard, shards_in
 from granular.aio.datasets.writer import DatasetWriter
-from granular.aio.datasources.discovery.names import format_of
+from granular.aio.datasources.discovery.names import format_of, pair_of
 from granular.aio.paths.claims import Claim
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
@@ -200,6 +200,9 @@ async def convert(
         raise InvalidArgumentError(f"on_error: expected 'raise', or without Ray 'skip', got {on_error!r}")
     skip = on_error == 'skip'
     reading = Reading(format, split, hive)
+    index, data = pair_of(Path(directory).name)
+    if data == Path(directory).name:
+        raise InvalidArgumentError(f'{Path(directory)}: is the name of data of Megatron: pass {index} for both files')
     if format_of(Path(directory).name) == 'megatron':
         given = {
             'spec': spec, 'encoders': encoders, 'decoders': decoders, 'layout': layout != 'refs', 'parallel': parallel,

@@ -295,6 +295,13 @@ class Budget(NamedTuple):
         """The number of groups."""
         return int(self.stops[-1]) if len(self.stops) else 0
 
+    @property
+    def most(self) -> Ints:
+        """The largest number of elements of a batch, by bucket; 1 if it has no batches."""
+        batches = np.maximum(1, np.diff(self.stops, prepend=0) * self.align)
+        most: Ints = np.maximum(1, -(-self.elements // batches))
+        return most
+
     def slots(self, groups: Ints, within: Ints) -> tuple[Ints, Ints, Ints]:
         """Return the slots of batches, each given by its group and its number there; the number of elements of each,
         and its bucket.

@@ -1,6 +1,7 @@
 """Rows of fixed lengths with documents that are chosen by their sizes, before anything is read."""
 
 import abc
+import functools
 import math
 import threading
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ _REMEDY: Final = "pass longer='cut', 'drop' or 'divide', or a larger length"
 async def packed(parent: Source, recipe: PlannedRecipe, sizes: Any) -> 'PackedRows':
     """Plan rows of the elements of a source, with given sizes, or those that it tells."""
     check_plannable(parent, 'pack')
+    recipe.check_option('sizes', sizes)
     measured = [
         compact(await sizes_of(parent, feature.path, value_for(feature.path, sizes, None, 'sizes'), 'pack'))
         for feature in recipe.features
@@ -84,7 +86,10 @@ class PackedRows(Planned):
         self._by_position = recipe.documents
         self._digest = f'sizes {digest_of(sizes)}'
         self._checked: set[tuple[int, np.dtype[Any]]] = set()  # dtypes of features that all options are values of
-        self._numbers = np.arange(max(recipe.lengths), dtype=np.int32)
+
+    @functools.cached_property
+    def _numbers(self) -> NDArray[np.int32]:
+        return np.arange(max(self._recipe.lengths), dtype=np.int32)
 
     @classmethod
     @abc.abstractmethod

@@ -14,7 +14,7 @@ from granular._support.indexing import Ints, cut_into, grouped, integers_of, pla
 from granular._support.text import counted, logger
 from granular.aio.pipeline.execution.failures import Failure, without_failures
 from granular.aio.pipeline.nodes.arrangements import Arrangement, Arrangements
-from granular.aio.pipeline.nodes.elements import Select, selected
+from granular.aio.pipeline.nodes.elements import beneath_functions, selected
 from granular.aio.pipeline.nodes.indices import IndexNode, Shuffle, Slice, Wrapped, beneath, check_finite, in_epochs
 from granular.aio.pipeline.nodes.source import (
     Node,
@@ -271,9 +271,10 @@ def check_plannable(parent: Source, operation: str) -> None:
             )
     base, _ = beneath(parent, np.zeros(0, np.int64))
     if (varying_base := varying_stage(base)) is not None:
+        because = '' if varying_base is base else f', because of {varying_base.describe()}'
         raise InvalidArgumentError(
-            f'{operation}: {base.describe()} has its elements in another order in each epoch, or others, because of '
-            f'{varying_base.describe()}: call {operation}() before it'
+            f'{operation}: {base.describe()} has its elements in another order in each epoch, or others{because}: '
+            f'call {operation}() before it'
         )
 
 
@@ -287,11 +288,7 @@ async def sizes_of(parent: Source, path: Sequence[str], given: Any, operation: s
       operation: the operation that needs them, for errors.
     """
     name = '.'.join(path)
-    functions, base = [], parent
-    while isinstance(base, IndexNode) or base.elementwise:
-        if base.elementwise and not isinstance(base, Select):
-            functions.append(base.describe())
-        base = base.parents[0]
+    base, functions = beneath_functions(parent)
     remedy = f'pass sizes=, an array of {len(base)}, one for each element of it, or the name of a key that has them'
     if given is None:
         if functions:
@@ -322,7 +319,7 @@ async def _read_sizes(base: Source, key: str, operation: str) -> Ints:
     for start in range(0, len(base), _PAGE):
         page = np.arange(start, min(start + _PAGE, len(base)))
         values += [element[key] for element in without_failures(await source.fetch(page))]
-    return integers_of(np.asarray(values, None if values else np.int64), f'{operation}: sizes {key!r}')
+    return integers_of(values or np.zeros(0, np.int64), f'{operation}: sizes {key!r}')
 
 
 def compact(sizes: Ints) -> NDArray[Any]:
