@@ -12,6 +12,7 @@ import granular
 from granular import MapDataset, ShardOptions, aio
 from granular.errors import DatapointError, InvalidArgumentError, StateError
 from tests.support.states import check_each_state, plain
+from tests.support.tables import plans
 
 
 def clips(sizes, channels=()):
@@ -45,7 +46,7 @@ def elements_of(batch):
     return list(zip(batch['label'][present].tolist(), batch['audio_sizes'][present].tolist(), strict=True))
 
 
-@settings(max_examples=150)
+@settings(max_examples=plans(150))
 @given(st.data())
 def test_each_element_is_in_one_batch(data):
     sizes = data.draw(st.lists(st.integers(0, 30), max_size=50))

@@ -14,6 +14,7 @@ from granular.errors import DatapointError, InvalidArgumentError, StateError, Un
 from granular.shuffle import Blocks
 from tests.support.files import megatron_index
 from tests.support.states import check_each_state, plain
+from tests.support.tables import plans
 
 
 def documents(sizes, dtype=np.int32):
@@ -45,7 +46,7 @@ def epoch_of(rows, epoch):
 # --- against plain Python
 
 
-@settings(max_examples=150)
+@settings(max_examples=plans(150))
 @given(st.data())
 def test_each_document_is_in_one_row(data):
     sizes = data.draw(st.lists(st.integers(0, 20), max_size=40))
@@ -85,7 +86,7 @@ def test_each_document_is_in_one_row(data):
         assert sorted(found) == sorted(expected)
 
 
-@settings(max_examples=150)
+@settings(max_examples=plans(150))
 @given(st.data())
 def test_concatenated_documents_are_cut_at_equal_distances(data):
     sizes = data.draw(st.lists(st.integers(0, 30), max_size=30))
