@@ -86,6 +86,8 @@ async def test_async(tmp_path):
             'datapoint 1.*expected arrays of one dimension',
         ),
         ([np.zeros(3, np.float32), np.zeros((3, 2), np.int16)], 'datapoint 1.*got dtype int16 and shape'),
+        ([np.ones(4, np.int32)] * 2 + [np.ones(4, np.int64)], 'datapoint 2.*got dtype int64'),
+        ([np.ones((3, 2)), np.ones((2, 3))], r'datapoint 1.*got dtype float64 and shape \(2, 3\)'),
         ([np.array(5)], r'datapoint 0.*got dtype int64 and shape \(\)'),
     ],
 )
@@ -109,7 +111,7 @@ def test_a_key_of_sizes(tmp_path):
         tmp_path / 'ds', {'notes': 'msgpack', 'notes_size': 'int'}, granular.encoders, shardlen=2
     ) as writer:
         for count in COUNTS:
-            writer.append({'notes': ['a'] * min(count, 300), 'notes_size': min(count, 300)})
+            writer.append({'notes': [1] * min(count, 300), 'notes_size': min(count, 300)})
     expected = [min(count, 300) for count in COUNTS]
     for decoders in (granular.decoders, {**granular.decoders, 'int': None}):
         with granular.open(tmp_path / 'ds', decoders) as reader:
@@ -121,7 +123,7 @@ def test_a_key_of_sizes(tmp_path):
         )
 
 
-@pytest.mark.parametrize(('key', 'requests'), [('text', 1), ('tokens', 2)])
+@pytest.mark.parametrize(('key', 'requests'), [('text', 1), ('tokens', 3)])
 def test_sizes_of_shards_in_a_bucket_are_those_of_the_index(fakegcs, key, requests):
     path = fakegcs.new_bucket() / 'ds'
     with granular.ShardedDatasetWriter(

@@ -11,6 +11,7 @@ import transformers
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import granular
+from granular.integrations.lightning import Resumable
 from granular.integrations.torch import IterableDataset
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # of the frameworks
@@ -71,7 +72,7 @@ def test_lightning(tmp_path, strategy):
             max_steps=until, max_epochs=EPOCHS, accelerator='cpu', logger=False, enable_progress_bar=False,
             enable_model_summary=False, enable_checkpointing=False, default_root_dir=tmp_path,
         )  # fmt: skip
-        loader = StatefulDataLoader(IterableDataset(planned(strategy)), batch_size=None)
+        loader = Resumable(StatefulDataLoader(IterableDataset(planned(strategy)), batch_size=None))
         trainer.fit(module, loader, ckpt_path=resumed)
         seen += module.seen
     check(seen, strategy)
@@ -102,7 +103,7 @@ def test_hf_trainer(tmp_path, strategy):
             logging_strategy='no', remove_unused_columns=False, per_device_train_batch_size=1,
             dataloader_pin_memory=False,
         )  # fmt: skip
-        data = IterableDataset(planned(strategy), granular.NoSharding())
+        data = IterableDataset(planned(strategy), granular.NoSharding(), sized=True)
         trainer = transformers.Trainer(model, arguments, train_dataset=data, data_collator=tensors)
         trainer.train(resume_from_checkpoint=resumed)
         seen += model.seen

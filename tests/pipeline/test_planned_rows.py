@@ -174,6 +174,14 @@ def test_sizes_of_concatenated_datasets_are_those_of_its_parts():
         MapDataset.concatenate([first, mapped]).pack({'tokens': 16})
 
 
+def test_a_separator_alone_is_no_first_value():
+    docs = MapDataset.source([{'tokens': np.arange(1, 4)}, {'tokens': np.arange(5, 9)}])
+    rows = docs.pack({'tokens': 3}, strategy='concat_then_split', separator=-1, bos=-2)
+    assert [row['tokens'].tolist() for row in rows] == [[-2, 2, 3], [-1, -2, 6], [-2, 8, -1]]
+    divided = docs[:1].pack({'tokens': 3}, longer='divide', separator=-1, bos=-2)
+    assert sorted(row['tokens'].tolist() for row in divided) == [[-2, 2, 3], [-1, 0, 0]]
+
+
 # --- sizes and bad input
 
 
@@ -242,6 +250,9 @@ def test_unknown_keys_and_sizes_that_do_not_fit():
     with pytest.raises(DatapointError, match=message) as caught:
         list(rows)
     assert (caught.value.key, caught.value.index) == ('tokens', 7)
+    lacking = MapDataset.source(documents([3, 3])).map(lambda element: {'size': element['size']})
+    with pytest.raises(DatapointError, match="pack: index 0 has no 'tokens', only"):
+        list(lacking.pack({'tokens': 16}, sizes=[3, 3]))
     mixed = documents([3, 3, 4])
     mixed[1]['tokens'] = mixed[1]['tokens'].astype(np.int64)
     with pytest.raises(DatapointError, match=r"'tokens': expected int\d\d of shape \(n\) .* got int\d\d"):

@@ -228,10 +228,10 @@ class DatapointReader(PinnedSource[Datapoint_co]):
     async def sizes(self, key: str) -> Ints:
         """Return the size of a value in each datapoint, int64 of shape ``(len(reader),)``, without reading the values.
 
-        Of arrays it is the length, which follows from the limits of the records and the dtype of the first array; of
-        sequences (types such as ``utf8[]``) the number of values; of texts and raw bytes the bytes. Of other types,
-        such as audio, a key of type ``int`` beside it has them: ``audio_size`` that of ``audio``, which ``convert``
-        adds with ``sizes='audio'``.
+        Of arrays it is the length, which follows from the limits of the records and the dtype and shape of the first
+        array, with which the last one is compared: all must have them. Of sequences (types such as ``utf8[]``) it is
+        the number of values; of texts and raw bytes the bytes. Of other types, such as audio, a key of type ``int``
+        beside it has them: ``audio_size`` that of ``audio``, which ``convert`` adds with ``sizes='audio'``.
 
         Raises:
           UnknownKeyError: a ``KeyError``, for a key that is not in the spec.

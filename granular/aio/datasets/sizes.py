@@ -24,7 +24,9 @@ async def read_sizes(reader: Any, shards: Sequence[Columns], key: str) -> Ints:
     if field.many or field.kind == 'utf8' or (field.fn is raw and field.kind != 'array'):
         return (await retry_if_corrupt(shards[0].is_remote, lambda: record_sizes(shards, key)))[1]
     if field.kind == 'array':
-        return (await ArrayTable.read(shards, key)).counts
+        table = await ArrayTable.read(shards, key)
+        await retry_if_corrupt(shards[0].is_remote, table.check_last)
+        return table.counts
     if shards[0].spec.get(own := size_key(key)) == 'int':
         return await _read_integers(reader, own)
     raise InvalidArgumentError(

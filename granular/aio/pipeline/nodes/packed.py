@@ -148,16 +148,15 @@ class PackedRows(Planned):
                 for option, value in (('padding', feature.padding), ('bos', feature.bos), ('separator', separator)):
                     check_value(value, dtype, f'{option} of {feature.name!r}')
                 self._checked.add((i, dtype))
-            parts, are_parts = [], type(row.elements[0]) is Part
+            parts, replaced, are_parts = [], list[bool](), type(row.elements[0]) is Part
             for array, begin, stop, end in zip(arrays, *self._limits(row, i), strict=True):
+                replaced.append(begin < end)  # otherwise its first value is the separator
                 part = array if are_parts else array[begin : min(stop, end)]
                 if separator is not None and stop > end >= begin:
                     part = np.concatenate([part, np.full((1, *shape), separator, dtype)])
                 parts.append(part)
             length, name = recipe.lengths[i], feature.path[-1]
-            values, ids, positions, begins = fill(
-                feature, length, parts, dtype, shape, [True] * len(parts), self._numbers
-            )
+            values, ids, positions, begins = fill(feature, length, parts, dtype, shape, replaced, self._numbers)
             inner = out
             for key in feature.path[:-1]:
                 inner = inner.setdefault(key, {})
@@ -177,7 +176,11 @@ class PackedRows(Planned):
         first: NDArray[Any] | None = None
         documents, sizes = row.wanted.documents, row.wanted.sizes[i].tolist()
         for k, (element, size) in enumerate(zip(row.elements, sizes, strict=True)):
-            array = array_of(element, feature, 'pack: an element')
+            try:
+                array = array_of(element, feature, '')
+            except DatapointError as error:
+                at = self.index_in_source(int(documents[k]))
+                raise DatapointError(f'pack: index {at}{error}', key=feature.name, index=at) from None
             problem = ''
             if len(array) != size:
                 problem = f'expected {size} values, as its size says, got {len(array)}: pass the sizes of this dataset'
