@@ -147,6 +147,11 @@ def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) ->
 # --- datasets -----------------------------------------------------------------------------------------------------
 
 
+def size_key(key: str) -> str:
+    """Return the key of type ``int`` that has the sizes of the values of another key, where the format does not."""
+    return f'{key}_size'
+
+
 def is_sequence(kind: str) -> bool:
     """Return whether a type is a sequence, such as ``utf8[]``. Only the refs layout has such types."""
     return kind.endswith('[]')

@@ -144,6 +144,13 @@ class ArrayTable:
             problem = f'{head!r:.100} does not begin an array: {type(error).__name__}'
             raise CorruptDatasetError(f'{self.describe(datapoint)}: {problem}') from error
 
+    async def check_last(self) -> None:
+        """Raise ``InvalidArgumentError`` if the last array has another dtype than the first, or another shape."""
+        if (last := len(self.counts) - 1) > 0:
+            head = len(array_head(self.dtype, int(self.counts[last]), self.shape))
+            size = head + int(self.counts[last]) * self._step
+            await self._check_array(last, self._starts[last] - head, size)
+
     async def _check_array(self, datapoint: int, start: Any, size: Any) -> None:
         """Raise ``InvalidArgumentError`` if a record is an array of another dtype, or of other dimensions."""
         dtype, shape = await self._read_head(datapoint, start, size)

@@ -16,7 +16,7 @@ from granular.aio.bags.identity import Identity
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import FEW, Adjacent
-from granular.aio.datasets.array_table import ArrayTable, record_sizes
+from granular.aio.datasets.array_table import ArrayTable
 from granular.aio.datasets.codec import Decoders, Field, raw
 from granular.aio.datasets.column_reads import as_datapoints, available, read_buffers, read_columns, read_stored
 from granular.aio.datasets.columns import Choice, Columns, Datapoint, Mask
@@ -24,13 +24,13 @@ from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions, join_tables
 from granular.aio.datasets.joint import Joinable, JointReader
 from granular.aio.datasets.picks import Datasets, Picks, alone
+from granular.aio.datasets.sizes import read_sizes
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.threads import Calls, offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
-from granular.aio.stores.fanout import retry_if_corrupt
-from granular.errors import InvalidArgumentError, NotFoundError, ObjectChangedError
+from granular.errors import NotFoundError, ObjectChangedError
 from granular.metrics import timing
 
 T = TypeVar('T')
@@ -226,8 +226,10 @@ class DatapointReader(Joinable[Datapoint_co]):
     async def sizes(self, key: str) -> Ints:
         """Return the size of a value in each datapoint, int64 of shape ``(len(reader),)``, without reading the values.
 
-        Of arrays it is the length, which follows from the limits of the records and the dtype of the first array; of
-        sequences (types such as ``utf8[]``) the number of values; of texts and raw bytes the bytes.
+        Of arrays it is the length, which follows from the limits of the records and the dtype and shape of the first
+        array, with which the last one is compared: all must have them. Of sequences (types such as ``utf8[]``) it is
+        the number of values; of texts and raw bytes the bytes. Of other types, such as audio, a key of type ``int``
+        beside it has them: ``audio_size`` that of ``audio``, which ``convert`` adds with ``sizes='audio'``.
 
         Raises:
           UnknownKeyError: a ``KeyError``, for a key that is not in the spec.
@@ -235,17 +237,7 @@ class DatapointReader(Joinable[Datapoint_co]):
         """
         await self._ensure_open()
         await self._prove(np.arange(len(self)))
-        shards = self._all_columns()
-        (choice,) = shards[0].choose((key,))
-        field = choice.field
-        if field.many or field.kind == 'utf8' or (field.fn is raw and field.kind != 'array'):
-            return (await retry_if_corrupt(shards[0].is_remote, lambda: record_sizes(shards, key)))[1]
-        if field.kind == 'array':
-            return (await ArrayTable.read(shards, key)).counts
-        raise InvalidArgumentError(
-            f'{self._name}: the sizes of key {key!r}, of type {field.kind!r}, are not known: write them as a key of '
-            f"type 'int', and pass the name of that key as sizes="
-        )
+        return await read_sizes(self, self._all_columns(), key)
 
     async def _array_parts(self, key: str, indices: Ints, begins: Ints, stops: Ints) -> list[NDArray[Any]] | None:
         await self._ensure_open()

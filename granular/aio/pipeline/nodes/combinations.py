@@ -17,6 +17,7 @@ from granular._support.indexing import Ints, grouped, placed
 from granular.aio.pipeline.data_source import Joint
 from granular.aio.pipeline.execution.failures import Failure
 from granular.aio.pipeline.nodes.adapters import Fetching, convert
+from granular.aio.pipeline.nodes.elements import measured
 from granular.aio.pipeline.nodes.indices import ENDLESS, IndexNode, check_finite, check_length, in_epochs, looked_up
 from granular.aio.pipeline.nodes.patterns import Pattern, mixed, size_of
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, length_of
@@ -306,6 +307,11 @@ class Concatenate(SourceChoice):
             return None
         unknown = any(part is not None and not part.datasets for part in parts)
         return Pattern(0 if unknown else sum(map(size_of, parts)), 0)
+
+    async def measure(self, path: Sequence[str]) -> Ints | None:
+        parts = await gather([measured(parent, path) for parent in self.parents])
+        known = [sizes for sizes in parts if sizes is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
 
     def describe(self) -> str:
         return f'concatenate {len(self.parents)}'

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from granular._support.indexing import MOST, Ints, Seed, check_integer
 from granular.aio.pipeline.execution.failures import Failure, Handler, capturing, handling, of_datapoint
 from granular.aio.pipeline.nodes.adapters import Fetching
-from granular.aio.pipeline.nodes.indices import find, in_epochs
+from granular.aio.pipeline.nodes.indices import IndexNode, beneath, find, in_epochs
 from granular.aio.pipeline.nodes.patterns import Pattern
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
 from granular.aio.pipeline.nodes.stacking import describe_batch, is_small, stack
@@ -427,3 +427,24 @@ class Batch(Node):
 
     def describe(self) -> str:
         return describe_batch(self.size, self.drop_remainder, self.fn)
+
+
+def beneath_functions(source: Source) -> tuple[Source, list[str]]:
+    """Return the next source that does more than to map indices, or single elements, and the functions before it."""
+    functions = []
+    while isinstance(source, IndexNode) or source.elementwise:
+        if source.elementwise and not isinstance(source, Select):
+            functions.append(source.describe())
+        source = source.parents[0]
+    return source, functions
+
+
+async def measured(source: Source, path: Sequence[str]) -> Ints | None:
+    """Return the sizes of a value of all elements of a source in the first epoch; None if they are not known."""
+    base, functions = beneath_functions(source)
+    sizes = None if functions else await base.measure(path)
+    if sizes is None:
+        return None
+    _, indices = beneath(source, np.arange(len(source)))
+    own: Ints = sizes[indices % max(1, len(base))]
+    return own
