@@ -195,6 +195,25 @@ class BagOutput(AsyncResource):
             self._pending.append(fresh)
             self._pending_size += len(fresh)
 
+    def extend(self, records: Sequence[bytes]) -> None:
+        """Append records to the buffer of a bag that resumes nothing, without writing them."""
+        self._check_open()
+        self._check_whole()
+        if not records:
+            return
+        if self.length + len(records) > layout.MAX_RECORDS:
+            raise OutOfRangeError(f'{self.path}: the bag is full: it holds {layout.MAX_RECORDS} records')
+        sizes = list(map(len, records))
+        if self.version == 2 and not all(sizes):
+            self.version = 1
+        self._ends.extend(itertools.islice(itertools.accumulate(sizes, initial=self._offset), 1, None))
+        self._offset = self._ends[-1]
+        self.length += len(records)
+        if self._sums is not None:
+            self._sums.extend(map(crc32c, records))
+        self._pending += records
+        self._pending_size += sum(sizes)
+
     @property
     def is_full(self) -> bool:
         return self._pending_size >= _FULL
