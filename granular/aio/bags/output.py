@@ -33,7 +33,7 @@ from granular.errors import (
     StoreError,
 )
 from granular.formats import layout
-from granular.formats.checksums import SUFFIX, crc32c
+from granular.formats.checksums import SUFFIX, checksums_of, crc32c
 
 _FULL: Final = MiB  # bytes buffered at most before they are written, even if the caller does not flush
 _CHUNK: Final = 8 * MiB  # bytes read at a time to compute checksums, or one record
@@ -206,11 +206,12 @@ class BagOutput(AsyncResource):
         sizes = list(map(len, records))
         if self.version == 2 and not all(sizes):
             self.version = 1
-        self._ends.extend(itertools.islice(itertools.accumulate(sizes, initial=self._offset), 1, None))
-        self._offset = self._ends[-1]
+        ends = self._offset + np.cumsum(sizes, dtype=np.int64)
+        self._ends.frombytes(ends.tobytes())
+        self._offset = int(ends[-1])
         self.length += len(records)
         if self._sums is not None:
-            self._sums.extend(map(crc32c, records))
+            self._sums.frombytes(checksums_of(records).tobytes())
         self._pending += records
         self._pending_size += sum(sizes)
 
