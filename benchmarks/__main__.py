@@ -20,6 +20,7 @@ from benchmarks import (
     remote,
     requests,
     rest,
+    rewriting,
     sharding,
     training,
 )  # fmt: skip
@@ -36,7 +37,7 @@ BENCHMARKS = {
         mixing.mixing, planning.planning, caching.blockcache, caching.shared,
         local_rivals.local_rivals,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
-        arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, sharding.sharding,
+        arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, sharding.sharding, rewriting.rewriting,
         training.training,
         accelerator.accelerator,
     )

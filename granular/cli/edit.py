@@ -93,7 +93,7 @@ def _indices(option: str, text: str) -> Any:
     file = pathlib.Path(text)
     if file.suffix in ('.npy', '.json'):
         return _content(file)
-    lines = file.read_text().split()
+    lines = _content(file).split()
     if bad := [line for line in lines if not line.removeprefix('-').isdecimal()]:
         raise InvalidArgumentError(f'{option}: {file}: expected an index a line, got {bad[0]!r:.60}')
     return np.array(lines, np.int64)
@@ -113,7 +113,10 @@ def _table(key: str, name: str) -> Any:
 
 
 def _content(file: pathlib.Path) -> Any:
+    """Return the content of a file, by the end of its name: an array, JSON, or text."""
     try:
-        return np.load(file, mmap_mode='r') if file.suffix == '.npy' else json.loads(file.read_bytes())
-    except ValueError as error:
+        if file.suffix == '.npy':
+            return np.load(file, mmap_mode='r')
+        return json.loads(file.read_bytes()) if file.suffix == '.json' else file.read_text()
+    except (ValueError, OSError) as error:
         raise InvalidArgumentError(f'{file}: cannot be read: {error}') from error

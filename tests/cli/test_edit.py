@@ -48,7 +48,7 @@ def test_edit_changes_rows_keys_and_shards(granular_cli, source, tmp_path):
         (['--set', 'label=labels.csv'], 'expected a file that ends in .npy or .json'),
         (['--set', 'label=keys.json'], "keys.json: expected indices as keys of the mapping, got 'x'"),
         (['--set', 'label=bad.json'], 'bad.json: cannot be read'),
-        (['--exclude', 'none.txt'], 'No such file'),
+        (['--exclude', 'none.txt'], 'none.txt: cannot be read'),
     ],
 )
 def test_wrong_arguments_are_named(granular_cli, source, tmp_path, monkeypatch, arguments, message):

@@ -309,6 +309,9 @@ def test_checksums_are_added_and_left_out(tmp_path):
     granular.rewrite(tmp_path / 'with', tmp_path / 'without', checksums=False)
     assert contents(tmp_path / 'with') == contents(make(tmp_path / 'expected'))
     assert contents(tmp_path / 'without') == contents(source)
+    granular.rewrite([tmp_path / 'with', source], tmp_path / 'both')  # of which one has none to compare
+    assert granular.verify(tmp_path / 'both').problems == []
+    assert len(list((tmp_path / 'both').glob('*/image.crc'))) == 6
 
 
 def test_new_values_come_from_any_source(tmp_path):

@@ -69,8 +69,7 @@ async def _indices(argument: str, chosen: Chosen, sources: DatasetSources, decod
 async def _results(argument: str, function: KeyFunction, sources: DatasetSources) -> np.ndarray[Any, Any]:
     """Return the results of a function for all datapoints, which are to be booleans."""
     keys, step = function.keys, chunk_of(sources, function.keys)
-    if await sources.have_checksums():
-        sources = await sources.verifying(dict.fromkeys(range(len(sources.shards)), keys))
+    sources = await sources.verifying(dict.fromkeys(range(len(sources.shards)), keys))
     out: list[bool] = []
 
     async def call(indices: range) -> list[Any]:

@@ -24,10 +24,13 @@ _TOGETHER: Final = 32  # bags whose checksums are read at a time
 
 
 class DatasetSources:
-    """Open datasets of one spec. The index of a datapoint is its place among those of all datasets."""
+    """Open datasets of one spec. The index of a datapoint is its place among those of all datasets.
 
-    def __init__(self, readers: Sequence[AnyReader]) -> None:
-        self._readers = readers
+    ``checked`` tells for each dataset whether it has checksums; ``stack`` closes what is opened.
+    """
+
+    def __init__(self, readers: Sequence[AnyReader], checked: Sequence[bool], stack: contextlib.AsyncExitStack) -> None:
+        self._readers, self._checked, self._stack = readers, checked, stack
         first, more = readers[0].directory, len(readers) - 1
         self.name = f'{first} and {more} more' if more else f'{first}'
         self.shards: list[Columns] = [columns for reader in readers for columns in columns_of_shards(reader)]
@@ -57,7 +60,7 @@ class DatasetSources:
                 raise SpecError(f'{path}: {_difference(reader.spec, readers[0].spec)} {readers[0].directory} has')
         for reader in readers:
             await compare_shards(reader)
-        return cls(readers)
+        return cls(readers, await gather([_has_checksums(reader) for reader in readers]), stack)
 
     def __len__(self) -> int:
         return int(self.stops[-1])
@@ -74,10 +77,10 @@ class DatasetSources:
     def is_sharded(self) -> bool:
         return len(self._readers) > 1 or isinstance(self._readers[0], ShardedDatasetReader)
 
-    async def have_checksums(self) -> bool:
-        """Return whether the first shard has checksums."""
-        bag = next(iter(self.shards[0].all_bags.values()))
-        return await has_optional(bag.require_path().with_suffix(SUFFIX))
+    @property
+    def have_checksums(self) -> bool:
+        """True if the first dataset has checksums."""
+        return self._checked[0]
 
     async def have_index(self) -> bool:
         sharded = [reader for reader in self._readers if isinstance(reader, ShardedDatasetReader)]
@@ -105,9 +108,19 @@ class DatasetSources:
         return shard if is_whole else None
 
     async def verifying(self, keys: Mapping[int, Collection[str]]) -> Self:
-        """Return the same datasets, which compare what they read with the checksums of some keys of each shard."""
-        copies = type(self)([reader.copy() for reader in self._readers])
-        bags = [copies.shards[shard].bags[key] for shard, own in keys.items() for key in own]
+        """Return the same datasets, which compare what they read with the checksums of some keys of each shard, if the
+        dataset has any.
+        """
+        readers = [reader.copy() for reader in self._readers]
+        for reader in readers:
+            self._stack.push_async_callback(reader.aclose)
+        copies = type(self)(readers, self._checked, self._stack)
+        checked = [
+            is_checked
+            for reader, is_checked in zip(readers, self._checked, strict=True)
+            for _ in columns_of_shards(reader)
+        ]
+        bags = [copies.shards[shard].bags[key] for shard, own in keys.items() if checked[shard] for key in own]
         await for_each(bags, lambda bag: bag.read_sums(), _TOGETHER)
         return copies
 
@@ -123,6 +136,12 @@ class DatasetSources:
             ]
         )
         return {key: placed(groups, [part[key] for part in parts], len(indices)) for key in self.spec if key in keys}
+
+
+async def _has_checksums(reader: AnyReader) -> bool:
+    """Return whether the first shard of a dataset has checksums."""
+    bag = next(iter(columns_of_shards(reader)[0].all_bags.values()))
+    return await has_optional(bag.require_path().with_suffix(SUFFIX))
 
 
 def _difference(spec: Spec, expected: Spec) -> str:

@@ -127,8 +127,8 @@ async def rewrite(
       encoders: encoders of custom types, of new values.
       decoders: the decoders of values that functions get.
       layout: the layout of the result; by default that of the source, or the first of them.
-      checksums: True to write checksums, also if the source has none; False to write none, and to compare none; by
-        default as the first shard of the source.
+      checksums: True to write checksums, also if the source has none; False to write none; by default as the source,
+        or the first of them.
       parallel: shards that are written at a time; by default 8.
       progress: called in a thread, with the number of datapoints written, or found to exist, since the last call.
 
@@ -158,8 +158,7 @@ async def rewrite(
         raise InvalidArgumentError('source: expected a dataset, or a list of datasets, got an empty list')
     async with contextlib.AsyncExitStack() as stack:
         sources = await DatasetSources.open(paths, target, stack)
-        have_checksums = await sources.have_checksums()
-        checksums = have_checksums if checksums is None else checksums
+        checksums = sources.have_checksums if checksums is None else checksums
         keys = ChangedKeys(sources, values, drop, rename, spec, decoders)
         rows = await choose(sources, keep, exclude, decoders)
         ranges = divide(sources, rows, shards, shardlen)
@@ -173,8 +172,7 @@ async def rewrite(
 
         async def write() -> None:
             run.check_surplus(len(ranges), len(rows))
-            if checksums and have_checksums:
-                await work.verify(run.lengths)
+            await work.verify(run.lengths)
             await run.write_shards(
                 ranges, lambda number, first, end: work.start(number, first, end, run.report.add), parallel
             )
