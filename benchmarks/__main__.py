@@ -14,6 +14,7 @@ from benchmarks import (
     indexing,
     local_rivals,
     mixing,
+    opening,
     parquet,
     pipelines,
     planning,
@@ -37,7 +38,8 @@ BENCHMARKS = {
         mixing.mixing, planning.planning, caching.blockcache, caching.shared,
         local_rivals.local_rivals,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
-        arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, sharding.sharding, rewriting.rewriting,
+        arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, sharding.sharding,
+        opening.shard_opening, rewriting.rewriting,
         training.training,
         accelerator.accelerator,
     )

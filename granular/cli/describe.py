@@ -77,7 +77,7 @@ def describe(path: Path, format: str | None = None, split: str | None = None) ->
         facts: dict[str, Any] = {'datapoints': count} if found.format == 'images' else {}
         return {'url': f'{path}', 'kind': found.format, 'bytes': size, 'keys': {}, **_files(found), **facts}
     with opened as reader:
-        facts = source_of(reader.aio).describe()
+        facts = run(source_of(reader.aio)).describe()
         description = {name: facts[name] for name in _FACTS if facts.get(name) is not None}
         keys = {row.pop('key'): row for row in facts['keys']}
         description.update(url=f'{path}', datapoints=len(reader), keys=keys)

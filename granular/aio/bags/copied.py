@@ -32,6 +32,7 @@ class CopiedBag(BagOutput):
     def __init__(self, path: Path, source: Bag, sizes: Mapping[str, int]) -> None:
         super().__init__(path, source.version, 'discard', False)
         self._source, self._sizes = source, sizes
+        self.alone = False  # it is one of a dataset
         self._copied: dict[Path, tuple[int, str | None]] = {}  # the size and the version of each file
 
     async def _open(self) -> None:

@@ -269,7 +269,7 @@ async def _write(
             for number, (first, end) in ranges.items()
             if not await run.is_finished(number, end - first)
         }
-        await ray.write(left, parallel, count, run.claim)
+        await ray.write(left, parallel, count, run.guard)
 
     async def write() -> None:
         if records is not None:

@@ -9,13 +9,12 @@ from typing import Any, Final, Protocol
 from granular.aio.datasets.clean import CONVERSION
 from granular.aio.datasets.shards import listed_shards, missing_shard, shards_in
 from granular.aio.datasets.writer import DatasetWriter
-from granular.aio.paths.claims import Claim
 from granular.aio.paths.file import Progress
+from granular.aio.paths.guard import FolderGuard, Right
 from granular.aio.paths.path import Path
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import final_name, remove_leftovers
 from granular.errors import AlreadyExistsError, CorruptDatasetError, NotFoundError
 from granular.formats.base import parse_json
@@ -63,22 +62,21 @@ class Run:
         self._plan, self._sample = dict(plan), dict(sample)
         self._name, self._kind = name, kind
         self.report = ProgressReport(progress)
-        self.claim: Claim | None = None
-        self._locked = contextlib.ExitStack()  # keeps copies and writers without shards out of the folder, on a disk
+        self.guard = FolderGuard(self._directory, Right.RUN) if shards.is_sharded else None
         self.lengths: dict[int, int] = {}  # of the finished shards
         self._is_new = self._owns_folder = False  # True if this run has begun it, and created its folder
         self.found = self.bytes = self.missing = 0  # missing: the records without a datapoint
 
     async def run(self, write: Callable[[], Awaitable[Any]]) -> None:
         """Find the finished shards, and then write the others by a function, while others are kept out."""
-        store = self._directory.store
-        if store.local or not store.conditional or not self._shards.is_sharded:  # its writer looks for claims
-            with self._locked:
-                await self._run(write)
+        if self._directory.store.has_folders:
+            self._owns_folder = not await self._directory.exists()
+        await self._directory.mkdir(parents=True, exist_ok=True)
+        if self.guard is None:  # the writer of the dataset has the right to its folder
+            await self._run(write)
             return
-        self.claim = claim = Claim(self._directory, 0, 1, 'conversions')  # a killed run is resumed on any machine
-        await claim.take()
-        async with claim.releasing():
+        await self.guard.enter()
+        async with self.guard.leaving():
             await self._run(write)
 
     async def _run(self, write: Callable[[], Awaitable[Any]]) -> None:
@@ -142,11 +140,6 @@ class Run:
 
     async def _find_shards(self) -> None:
         """Find the finished shards, and check that they belong to the same run."""
-        if self._directory.store.has_folders:
-            self._owns_folder = not await self._directory.exists()
-        await self._directory.mkdir(parents=True, exist_ok=True)
-        if isinstance(store := self._directory.store, LocalStore) and self._shards.is_sharded:
-            self._locked.callback((await store.lock_folder(self._directory.key, shared=True)).release)
         numbers = []
         if not self._shards.is_sharded:
             numbers = [0] if await self._directory.store.has_files(self._directory.key) else []

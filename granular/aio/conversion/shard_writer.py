@@ -103,7 +103,7 @@ class ShardWriter:
         await ensure_open(writer)
         if len(writer):
             await writer.abort()
-            raise AlreadyExistsError(f'{writer.directory}: another writer has finished it meanwhile')
+            raise AlreadyExistsError(f'{writer.directory}: another writer has finished it first')
         return writer
 
     async def start(self, source: Source, number: int, start: int, stop: int, tell: Tell) -> DatasetWriter:
