@@ -27,16 +27,21 @@ OPTIONAL = {'CheckpointSave', 'CheckpointRestore'}  # Grain has them only if Orb
 
 
 KAPPADATA = """
+import pkgutil
 modules = ['caching', 'collators', 'common', 'copying', 'errors', 'loading', 'transforms', 'utils', 'wrappers']
+wrappers = importlib.import_module('kappadata.wrappers').__path__
+wrappers = [module.name.removeprefix('kappadata.') for module in pkgutil.walk_packages(wrappers, 'kappadata.wrappers.')]
 copying = ['copying.folder', 'copying.image_folder', 'copying.create_zips', 'copying.copying_utils',
            'copying.copy_folder_from_global_to_local']
 found = {}
-for module in ['', *modules, *copying]:
+for module in ['', *modules, *wrappers, *copying]:
     try:
         owner = importlib.import_module(f'kappadata.{module}'.rstrip('.'))
     except ImportError:
         continue
     for name, value in vars(owner).items():
+        if module in wrappers and not name.endswith('Wrapper'):
+            continue  # bases and messages
         if name[0] != '_' and not inspect.ismodule(value) and getattr(value, '__module__', '').startswith('kappadata'):
             kind = value.__module__.split('.')[1]
             found.setdefault(f'kappadata.{kind}' if kind in modules else 'kappadata', set()).add(name)
