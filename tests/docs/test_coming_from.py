@@ -1,6 +1,7 @@
 """The tables in docs/coming-from: every public name of Grain and KappaData is there, or in our module of its name."""
 
 import importlib.util
+import inspect
 import re
 
 import pytest
@@ -20,6 +21,25 @@ for name in ('MapDataset', 'IterDataset', 'DatasetIterator', 'DataLoader'):
     owner = getattr(grain, name)
     keys = {*dir(owner), *(key for kind in type(owner).__mro__ if 'grain' in kind.__module__ for key in vars(kind))}
     out[f'grain.{name}'] = [key for key in keys if key[0] != '_']
+print(json.dumps(out))
+"""
+
+ARGUMENTS = """
+import importlib, inspect
+out = {}
+for module in ('', 'experimental', 'multiprocessing', 'samplers', 'sharding', 'sources', 'transforms'):
+    owner = importlib.import_module(f'grain.{module}'.rstrip('.'))
+    found = {key: value for key, value in vars(owner).items() if key[0] != '_' and key != 'DataLoaderIterator'}
+    for kind in ('MapDataset', 'IterDataset'):
+        methods = vars(found[kind]).items() if kind in found else ()
+        found.update({f'{kind}.{key}': value for key, value in methods if key[0] != '_'})
+    for key, value in found.items():
+        try:
+            parameters = inspect.signature(value).parameters.values()
+        except (TypeError, ValueError):
+            continue
+        names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+        out[f'grain.{module}.{key}'.replace('..', '.')] = [name for name in names if name[0] != '_' and name != 'self']
 print(json.dumps(out))
 """
 
@@ -95,6 +115,21 @@ def test_every_public_name_of_grain_is_listed_or_the_same(grain):
     public = grain.run(NAMES)
     assert sum(map(len, public.values())) > 100
     check_names('grain', public)
+
+
+def test_every_argument_of_grain_is_listed_or_the_same(grain):
+    page = (ROOT / 'docs/coming-from/grain.md').read_text()
+    missing, compared = {}, 0
+    for name, arguments in grain.run(ARGUMENTS).items():
+        try:
+            ours = inspect.signature(find(name)).parameters
+        except (AttributeError, TypeError, ValueError):
+            continue  # listed, by the test above, or a type
+        compared += 1
+        if all(each.kind is not each.VAR_KEYWORD for each in ours.values()):
+            missing[name] = [argument for argument in arguments if argument not in ours and f'`{argument}`' not in page]
+    assert compared > 60
+    assert {name: arguments for name, arguments in missing.items() if arguments} == {}
 
 
 def test_every_public_name_of_kappadata_is_listed_or_the_same(kappadata):
