@@ -21,6 +21,7 @@ from benchmarks import (
     remote,
     requests,
     rest,
+    rewriting,
     sharding,
     training,
 )  # fmt: skip
@@ -38,7 +39,7 @@ BENCHMARKS = {
         local_rivals.local_rivals,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
         arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, sharding.sharding,
-        opening.shard_opening,
+        opening.shard_opening, rewriting.rewriting,
         training.training,
         accelerator.accelerator,
     )

@@ -57,8 +57,8 @@ def _refuse_unfinished(path: Path) -> None:
     if plan.exists() and not (plan.parent / 'spec.json').exists():
         finished = sum((shard / 'spec.json').exists() for shard in path.iterdir() if shard_number(shard.name))
         raise NotFoundError(
-            f'{path}: is an unfinished conversion, with {finished} finished shards: the same `granular convert` '
-            f'resumes it; to discard it, remove the folder'
+            f'{path}: is an unfinished conversion, with {finished} finished shards: the same `granular convert` or '
+            f'`granular edit` resumes it; to discard it, remove the folder'
         )
 
 
