@@ -37,6 +37,7 @@ ONLY_ASYNC = {'abort', 'aclose', 'bags', 'choose', 'get', 'open', 'readers'} | {
     'describe',
     'divides',
     'elementwise',
+    'find',
     'identity',
     'in_first_epoch',
     'keep_selections',
