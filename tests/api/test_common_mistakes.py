@@ -479,7 +479,7 @@ def test_arguments_of_other_libraries_are_answered_by_options_and_samplers(name)
 
 # Results, base classes, and datasets that have constructors of other names.
 MADE = {
-    'Conversion', 'LocalCopy', 'RecordMetadata', 'ShapeDtypeStruct', 'KDWrapper', 'DatasetIterator', 'IterDataset',
+    'Conversion', 'LocalCopy', 'RecordMetadata', 'Rewriting', 'ShapeDtypeStruct', 'KDWrapper', 'DatasetIterator', 'IterDataset',
     'MapDataset',
 }  # fmt: skip
 PUBLIC = {
