@@ -8,7 +8,7 @@ import numpy as np
 from granular import formats
 from granular._support.typing import Datapoint_co
 from granular.aio.datasets.codec import Decoders
-from granular.aio.datasources import detect, token_windows
+from granular.aio.datasources import detect, windows
 from granular.aio.datasources.arrayrecord import source as arrayrecord
 from granular.aio.datasources.megatron import source as megatron
 from granular.aio.datasources.parquet import source as parquet
@@ -57,11 +57,9 @@ class WebDatasetDataSource(DatapointReader[webdataset.WebDatasetDataSource[Datap
     fields: tuple[str, ...] = passed_on(webdataset.WebDatasetDataSource.fields)
 
 
-class TokenWindows(RecordReader[token_windows.TokenWindows, token_windows.Window], Batched):
-    @constructing(token_windows.TokenWindows)
+class Windows(RecordReader[windows.Windows, windows.Window], Batched):
+    @constructing(windows.Windows)
     def __init__(self) -> None: ...
-
-    dtype: np.dtype[Any] = passed_on(token_windows.TokenWindows.dtype)
 
 
 Opened = DatasetReader | ShardedDatasetReader | Any

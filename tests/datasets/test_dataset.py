@@ -297,7 +297,7 @@ def test_reader_that_another_thread_closes_is_a_closed_error(tmp_path, kind):
         if kind == 'bag':
             return granular.BagReader(path / '000000' / 'x.bag')
         if kind == 'windows':
-            return granular.TokenWindows(whole, 'x', 1)
+            return granular.Windows(whole, {'x': 1})
         return granular.DatasetReader(path / '000000', cache_keys=('x', 'refs') if kind == 'cached' else ())
 
     def read(reader, errors):

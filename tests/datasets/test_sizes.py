@@ -81,7 +81,7 @@ async def test_async(tmp_path):
     [
         (
             [np.zeros(3, np.float32), np.zeros(5, np.int8)],
-            'datapoint 1.*expected arrays of one dimension',
+            'datapoint 1.*expected arrays of one dtype, and of one shape',
         ),
         ([np.zeros(3, np.float32), np.zeros((3, 2), np.int16)], 'datapoint 1.*got dtype int16 and shape'),
         ([np.array(5)], r'datapoint 0.*got dtype int64 and shape \(\)'),

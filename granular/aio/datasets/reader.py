@@ -22,7 +22,6 @@ from granular.aio.datasets.columns import (
     Choice,
     Columns,
     Datapoint,
-    Mask,
     Picks,
     as_datapoints,
     read_buffers,
@@ -30,6 +29,7 @@ from granular.aio.datasets.columns import (
 )
 from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions
+from granular.aio.datasets.masks import Mask
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.immediate import to_loop
@@ -141,8 +141,8 @@ class DatapointReader(PinnedSource[Datapoint_co]):
 
         Args:
           index: an integer (negative counts from the end) or a slice.
-          mask: the keys to read; or a mapping from keys to True, or to a range of a sequence's values, which is clipped
-            to the sequence's length.
+          mask: the keys to read; or a mapping from keys to True, or to some values of a sequence or frames of a video:
+            a list of their indices, or a range, which is clipped to their number.
 
         Raises:
           OutOfRangeError: an ``IndexError``, for an index out of range, or a mask's range that begins beyond the end.

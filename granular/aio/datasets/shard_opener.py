@@ -11,12 +11,13 @@ from granular._support.text import counted, logger
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.appending import finished_shards
-from granular.aio.datasets.columns import Columns, Datasets, Mask
+from granular.aio.datasets.columns import Columns, Datasets
 from granular.aio.datasets.comparison import Pins, compare
 from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions, all_or_none, join_tables
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
+from granular.aio.datasets.masks import Mask
 from granular.aio.datasets.shards import check_complete, filled, listed_shards, shards_in
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path

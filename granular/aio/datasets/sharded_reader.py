@@ -13,9 +13,10 @@ from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.datasets.codec import Decoders
-from granular.aio.datasets.columns import Choice, Columns, Mask, Picks, read_columns
+from granular.aio.datasets.columns import Choice, Columns, Picks, read_columns
 from granular.aio.datasets.dataset import OpenOptions
 from granular.aio.datasets.indexed_shards import IndexedShards
+from granular.aio.datasets.masks import Mask
 from granular.aio.datasets.reader import DatapointReader, DatasetReader, Located, columns_of, reader_of
 from granular.aio.datasets.shard_opener import ListedShards, ShardOpener, Shards, SharedIndex
 from granular.aio.datasets.shards import check_series
