@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from granular.sync.datasets import ShardedDatasetReader as ShardedDatasetReader
     from granular.sync.datasets import ShardedDatasetWriter as ShardedDatasetWriter
     from granular.sync.datasources import ArrayRecordDataSource as ArrayRecordDataSource
+    from granular.sync.datasources import LeRobotDataSource as LeRobotDataSource
     from granular.sync.datasources import MegatronDataSource as MegatronDataSource
     from granular.sync.datasources import ParquetDataSource as ParquetDataSource
     from granular.sync.datasources import TFRecordDataSource as TFRecordDataSource
@@ -93,8 +94,8 @@ else:
             'granular.sync.caches': 'RedisCache SharedMemoryCache',
             'granular.sync.datasets': 'DatasetReader DatasetWriter ShardedDatasetReader ShardedDatasetWriter',
             'granular.sync.datasources': (
-                'ArrayRecordDataSource MegatronDataSource ParquetDataSource TFRecordDataSource Windows '
-                'WebDatasetDataSource open'
+                'ArrayRecordDataSource LeRobotDataSource MegatronDataSource ParquetDataSource TFRecordDataSource '
+                'WebDatasetDataSource Windows open'
             ),
             'granular.sync.functions': 'build_index clean convert copy_to_local load_state save_state verify',
             'granular.sync.loader': 'Loader',

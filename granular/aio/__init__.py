@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from granular.aio.datasets.writer import DatasetWriter as DatasetWriter
     from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource as ArrayRecordDataSource
     from granular.aio.datasources.detect import open as open  # noqa: A004
+    from granular.aio.datasources.lerobot import LeRobotDataSource as LeRobotDataSource
     from granular.aio.datasources.megatron.source import MegatronDataSource as MegatronDataSource
     from granular.aio.datasources.parquet.source import ParquetDataSource as ParquetDataSource
     from granular.aio.datasources.parquet.stream import ParquetIterDataset as ParquetIterDataset
@@ -66,6 +67,7 @@ else:
             'granular.aio.datasets.writer': 'DatasetWriter',
             'granular.aio.datasources.arrayrecord.source': 'ArrayRecordDataSource',
             'granular.aio.datasources.detect': 'open',
+            'granular.aio.datasources.lerobot': 'LeRobotDataSource',
             'granular.aio.datasources.megatron.source': 'MegatronDataSource',
             'granular.aio.datasources.parquet.source': 'ParquetDataSource',
             'granular.aio.datasources.parquet.stream': 'ParquetIterDataset',

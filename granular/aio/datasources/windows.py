@@ -19,6 +19,7 @@ from granular.aio.datasets.sharded_reader import (
 )
 from granular.aio.datasets.steps import Steps, StoredSteps, Values, joined, values_at
 from granular.aio.datasources.indexed_files import SequenceSource
+from granular.aio.datasources.lerobot import LeRobotDataSource
 from granular.aio.pipeline.data_source import OpenedDataSource, as_data_source, file_bytes
 from granular.aio.pipeline.execution.failures import without_failures
 from granular.aio.pipeline.nodes.adapters import convert
@@ -322,6 +323,8 @@ def _steps_at(key: str, seconds: NDArray[np.float64], fps: float | None) -> Ints
 def _step_source(reader: Any, offsets: Mapping[str, Ints | None]) -> StepSource:
     if isinstance(reader, DatasetReader | ShardedDatasetReader):
         return _Stored(reader, offsets)
+    if isinstance(reader, LeRobotDataSource):
+        return _Told(reader, offsets)
     return _Fetched(convert(reader), offsets)
 
 
@@ -351,6 +354,24 @@ class _Stored:
             if (indexed := indexed_shards_of(self._reader)) is None:
                 raise
             raise indexed.outdated(error) from error
+
+
+class _Told:
+    """The steps of a source that reads them itself."""
+
+    def __init__(self, source: LeRobotDataSource[Any], offsets: Mapping[str, Ints | None]) -> None:
+        self._source = source
+        self._keys = list(offsets)
+
+    async def open(self) -> None:
+        for key in self._keys:
+            self._lengths = await self._source.sizes(key)
+
+    def lengths(self, key: str) -> Ints:
+        return self._lengths
+
+    async def read(self, wanted: Sequence[Steps]) -> list[Values]:
+        return await self._source.read(wanted)
 
 
 class _Fetched:
