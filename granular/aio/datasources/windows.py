@@ -155,6 +155,9 @@ class Windows(SequenceSource[Window]):
         told = as_data_source(self._reader).identity()
         return offsets, self._stride, self._border, self._fps, *chosen, told
 
+    def nbytes(self, mask: Any = None) -> int | None:
+        return as_data_source(self._reader).nbytes(list(self._offsets))  # neighbours share what they read
+
     def _file_bytes(self, mask: Any) -> int | None:
         return file_bytes(as_data_source(self._reader), list(self._offsets))
 
