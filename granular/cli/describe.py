@@ -8,7 +8,7 @@ import numpy as np
 
 import granular
 from granular import shuffle
-from granular.aio.conversion.convert import PLAN
+from granular.aio.conversion.run import PLAN
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.index import index_path
 from granular.aio.datasources.detect import discovery_of

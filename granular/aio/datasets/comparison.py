@@ -53,7 +53,7 @@ class Compared(NamedTuple):
 
 
 class _File(NamedTuple):
-    """What a disk or a listing tells of a file; ``is_indexed`` is True if it is the one in the index."""
+    """Facts of a disk or a listing about a file; ``is_indexed`` is True if it is the one in the index."""
 
     size: int
     is_indexed: bool
