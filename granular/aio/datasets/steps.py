@@ -145,7 +145,7 @@ class StoredSteps:
         spans = await gather([read.spans() for read in reads])
         parts = await self.fetch(*(np.concatenate([own[i] for own in spans]) for i in range(3)))
         cut = cut_into(parts, [len(own[0]) for own in spans])
-        return [await read.values(own) for read, own in zip(reads, cut, strict=True)]
+        return await gather([read.values(own) for read, own in zip(reads, cut, strict=True)])
 
     def _kind(self, steps: Steps) -> 'type[_Read]':
         key, field = steps.key, self.choices[steps.key].field

@@ -283,23 +283,19 @@ class LeRobotDataSource(OpenedDataSource[Datapoint_co]):
 
     async def _read_key(self, wanted: Steps) -> Values:
         if wanted.steps is None:
-            counts = wanted.lengths.tolist()
-            datapoints = wanted.datapoints.repeat(wanted.lengths)
-            steps = np.concatenate([np.arange(0), *map(np.arange, counts)])
-            values = await self._read_key(
-                wanted._replace(datapoints=datapoints, steps=steps, lengths=self._lengths(datapoints))
-            )
+            counts = wanted.lengths
+            datapoints = wanted.datapoints.repeat(counts)
+            steps = np.concatenate([np.arange(0), *map(np.arange, counts.tolist())])
+            each = wanted._replace(datapoints=datapoints, steps=steps, lengths=wanted.lengths.repeat(counts))
+            values: Any = await self._read_key(each)
             ends = np.cumsum(counts)
-            parts = [values[end - count : end] for end, count in zip(ends.tolist(), counts, strict=True)]
+            parts = [values[start:end] for start, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)]
             return [np.stack(part) if self._kinds.get(wanted.key) == 'video' and len(part) else part for part in parts]
         if not len(wanted.datapoints):
             return []
         if self._kinds.get(wanted.key) == 'video':
             return await self._read_frames(wanted)
         return await self._read_rows(wanted.key, self._starts[wanted.datapoints] + wanted.steps)
-
-    def _lengths(self, datapoints: Ints) -> Ints:
-        return np.diff(self._starts)[datapoints]
 
     async def _read_rows(self, key: str, rows: Ints) -> Values:
         if (source := self._rows) is None:

@@ -25,7 +25,7 @@ from granular.aio.pipeline.execution.failures import without_failures
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.source import Source, length_of
 from granular.aio.runtime.lifecycle import check_open, ensure_open
-from granular.aio.runtime.threads import map_threads
+from granular.aio.runtime.threads import map_threads, offload
 from granular.errors import (
     ClosedError,
     DatapointError,
@@ -41,6 +41,8 @@ Offsets = int | tuple[int, int] | Sequence[int] | Sequence[float] | Literal[True
 Border = Literal['pad', 'drop']
 
 _INEXACT: Final = 1e-4  # seconds between an offset and its step
+_INLINE: Final = 1 << 13  # values of windows whose places are computed on the event loop
+_FARTHEST: Final = 1 << 30  # steps between a window and its values
 _NUMBERS: Final = (np.ndarray, np.generic, int, float)
 _WHOLE: Final = None  # in place of offsets
 
@@ -228,7 +230,7 @@ class Windows(SequenceSource[Window]):
         within = indices - np.where(owners > 0, self._stops[owners - 1], 0)
         episodes = owners if self._episodes is None else self._episodes[owners]
         steps = within * self._stride - (self._least if self._border == 'drop' else 0)
-        views = {key: self._view(key, offsets, episodes, steps) for key, offsets in self._offsets.items()}
+        views = await self._views(episodes, steps)
         values = await source.read([view.wanted for view in views.values()])
         parts = dict(zip(views, values, strict=True))
 
@@ -242,6 +244,13 @@ class Windows(SequenceSource[Window]):
 
         return await map_threads(window, len(indices))
 
+    async def _views(self, episodes: Ints, steps: Ints) -> 'dict[str, _View]':
+        def views() -> dict[str, _View]:
+            return {key: self._view(key, offsets, episodes, steps) for key, offsets in self._offsets.items()}
+
+        values = sum(len(offsets) for offsets in self._offsets.values() if offsets is not _WHOLE) * len(steps)
+        return views() if values <= _INLINE else await offload(views)
+
     def _view(self, key: str, offsets: Ints | None, episodes: Ints, steps: Ints) -> '_View':
         starts = self._starts
         if offsets is _WHOLE:
@@ -250,7 +259,8 @@ class Windows(SequenceSource[Window]):
         wanted = steps[:, None] + offsets
         lasts = starts[episodes + 1] - starts[episodes] - 1
         inside = np.clip(wanted, 0, lasts[:, None])
-        once, again = np.unique(starts[episodes][:, None] + inside, return_inverse=True)
+        codes = starts[episodes][:, None] + inside
+        once, again = _merged(codes) if (np.diff(offsets) == 1).all() else np.unique(codes, return_inverse=True)
         owners = np.searchsorted(starts, once, side='right') - 1
         lengths = starts[owners + 1] - starts[owners]
         chosen = Steps(key, owners, once - starts[owners], lengths, self._fps)
@@ -284,6 +294,22 @@ class _View:
             ) from None
 
 
+def _merged(codes: Ints) -> tuple[Ints, Ints]:
+    """Return the result of ``numpy.unique`` with the inverse, for rows that have a gapless range each."""
+    begins, ends = codes[:, 0], codes[:, -1] + 1
+    order = np.argsort(begins, kind='stable')
+    begins, reached = begins[order], np.maximum.accumulate(ends[order])
+    is_first = np.append(True, begins[1:] > reached[:-1])
+    firsts = begins[is_first]
+    counts = reached[np.append(is_first[1:], True)] - firsts
+    before = np.cumsum(counts) - counts
+    run = np.cumsum(is_first) - 1
+    places = np.empty_like(order)
+    places[order] = before[run] + begins - firsts[run]
+    once = np.arange(counts.sum()) + (firsts - before).repeat(counts)
+    return once, places[:, None] + codes - codes[:, :1]
+
+
 def _unpickled(reader: Any, windows: Any, stride: int, border: Border, options: Mapping[str, Any]) -> Windows:
     return Windows(reader, windows, stride, border, **options)
 
@@ -295,16 +321,18 @@ def _offsets_of(key: str, given: Any, fps: float | None) -> Ints | None:
     if isinstance(given, tuple):
         if len(given) != 2:
             raise InvalidArgumentError(f'windows: {key!r}: expected a pair (start, stop), got {given!r:.100}')
-        start, stop = (check_integer(f'windows: {key!r}', limit, -MOST, MOST) for limit in given)
+        start, stop = (check_integer(f'windows: {key!r}', limit, -_FARTHEST, _FARTHEST) for limit in given)
         offsets = np.arange(start, stop)
     elif isinstance(given, int | np.integer) or not hasattr(given, '__len__'):
-        offsets = np.arange(check_integer(f'windows: {key!r}', given, 1, MOST))
+        offsets = np.arange(check_integer(f'windows: {key!r}', given, 1, _FARTHEST))
     elif np.asarray(given).dtype.kind == 'f':
         offsets = _steps_at(key, np.asarray(given, np.float64), fps)
     else:
         offsets = integers_of(given, f'windows: {key!r}')
-    if not len(offsets):
-        raise InvalidArgumentError(f'windows: {key!r}: expected offsets, got none in {given!r:.100}')
+    if not len(offsets) or np.abs(offsets).max() > _FARTHEST:
+        raise InvalidArgumentError(
+            f'windows: {key!r}: expected offsets from {-_FARTHEST} to {_FARTHEST}, at least one, got {given!r:.100}'
+        )
     return offsets
 
 
