@@ -1,6 +1,7 @@
 """Values at steps of datapoints: rows of arrays, values of sequences and frames of videos, read in one fan-out."""
 
 import abc
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -33,24 +34,34 @@ class Steps(NamedTuple):
 
     Attributes:
       key: the key.
-      datapoints: the datapoint of each step, in ascending order; of whole values each once.
-      steps: the steps, in ascending order in a datapoint, each once; None for whole values.
-      lengths: the number of steps that the datapoint of each has.
+      datapoints: the datapoint of each run of steps, in ascending order; of whole values each once.
+      lengths: the number of steps that each of these datapoints has.
+      begins: the first step of each run, in ascending order in a datapoint; None for whole values.
+      stops: the step behind each run, at most the first one of the next run.
       fps: steps in a second, by which frames of a video are found; None to find them by their number.
     """
 
     key: str
     datapoints: Ints
-    steps: Ints | None
     lengths: Ints
+    begins: Ints | None = None
+    stops: Ints | None = None
     fps: float | None = None
+
+    def each(self) -> tuple[Ints, Ints]:
+        """Return the datapoint of each step, and the step."""
+        if self.begins is None or self.stops is None:
+            return self.datapoints, _NONE
+        counts = self.stops - self.begins
+        before = np.cumsum(counts) - counts
+        return self.datapoints.repeat(counts), np.arange(counts.sum()) + (self.begins - before).repeat(counts)
 
     def once(self) -> tuple[Ints, list[Ints], list[int]]:
         """Return each datapoint once, its steps, and the number of steps that it has."""
-        edges = np.flatnonzero(np.diff(self.datapoints)) + 1
-        firsts = np.append(0, edges)
-        steps = np.split(_NONE if self.steps is None else self.steps, edges)
-        return self.datapoints[firsts], steps, self.lengths[firsts].tolist()
+        datapoints, steps = self.each()
+        once, firsts = np.unique(self.datapoints, return_index=True)
+        edges = np.flatnonzero(np.diff(datapoints)) + 1
+        return once, np.split(steps, edges), self.lengths[firsts].tolist()
 
 
 def values_at(value: Any, steps: Ints, length: int, name: str) -> Values:
@@ -149,7 +160,7 @@ class StoredSteps:
 
     def _kind(self, steps: Steps) -> 'type[_Read]':
         key, field = steps.key, self.choices[steps.key].field
-        if steps.steps is None or field.many:
+        if steps.begins is None or field.many:
             return _RecordsRead
         checked = any(columns.bags[key].sums is not None for columns in self._shards)
         if is_video(field):
@@ -220,8 +231,15 @@ class _Read(abc.ABC):
         self._wanted = wanted
         self._key = wanted.key
         self._field: Field = source.choices[wanted.key].field
-        self._datapoints, self._steps, self._lengths = wanted.once()
         self._owners, self._records = self._find()
+
+    @functools.cached_property
+    def _once(self) -> tuple[Ints, list[Ints], list[int]]:
+        return self._wanted.once()
+
+    @property
+    def _datapoints(self) -> Ints:
+        return self._once[0]
 
     def _find(self) -> tuple[Ints, Ints]:
         """Return the bag and the index of each record that is read."""
@@ -249,19 +267,17 @@ class _RecordsRead(_Read):
     """Whole values, and values of sequences: each is a record."""
 
     def _find(self) -> tuple[Ints, Ints]:
-        datapoints, steps = self._wanted.datapoints, self._wanted.steps
         first, count = self._source.records[self._key]
-        if steps is None and self._field.many:
-            counts = count[datapoints]
-            datapoints = datapoints.repeat(counts)
-            steps = np.arange(len(datapoints)) - np.repeat(np.cumsum(counts) - counts, counts)
-        records = first[datapoints] if steps is None else first[datapoints] + steps
-        self._each = datapoints
-        return self._source.owners(self._key, datapoints), records
+        wanted = self._wanted
+        if wanted.begins is None and self._field.many:
+            wanted = wanted._replace(begins=np.zeros_like(wanted.datapoints), stops=count[wanted.datapoints])
+        self._each, steps = wanted.each()
+        records = first[self._each] if wanted.begins is None else first[self._each] + steps
+        return self._source.owners(self._key, self._each), records
 
     async def values(self, parts: list[bytes]) -> Values:
         values = await self._decoded(parts, self._each)
-        if self._wanted.steps is None and self._field.many:
+        if self._wanted.begins is None and self._field.many:
             counts = self._source.records[self._key][1][self._datapoints]
             return cut_into(values, counts.tolist())
         return values
@@ -274,10 +290,8 @@ class _DecodedRead(_Read):
         whole = await self._decoded(parts, self._datapoints)
         return joined(
             [
-                values_at(value, steps, length, self._source.describe(self._key, datapoint))
-                for value, steps, length, datapoint in zip(
-                    whole, self._steps, self._lengths, self._datapoints.tolist(), strict=True
-                )
+                values_at(value, steps, length, self._source.describe(self._key, int(datapoint)))
+                for value, datapoint, steps, length in zip(whole, *self._once, strict=True)
             ]
         )
 
@@ -286,11 +300,9 @@ class _RowsRead(_Read):
     """Rows of arrays, of which only these are read."""
 
     def _find(self) -> tuple[Ints, Ints]:
-        datapoints, steps = self._wanted.datapoints, np.concatenate(self._steps)
-        firsts = np.append(True, (np.diff(datapoints) != 0) | (np.diff(steps) != 1))
-        lasts = np.append(firsts[1:], True)
+        datapoints, _, begins, stops = self._wanted[1:5]
         self._table = self._source.arrays[self._key]
-        self._spans = self._table.spans(datapoints[firsts], steps[firsts], steps[lasts] + 1)
+        self._spans = self._table.spans(datapoints, begins, stops)
         return _NONE, _NONE
 
     async def spans(self) -> tuple[Ints, Ints, Ints]:
@@ -316,7 +328,7 @@ class _FramesRead(_Read):
 
     def _frames(self, i: int, table: FrameTable) -> Ints:
         name = self._source.describe(self._key, int(self._datapoints[i]))
-        return frames_of(table, self._steps[i], self._lengths[i], self._wanted.fps, name)
+        return frames_of(table, self._once[1][i], self._once[2][i], self._wanted.fps, name)
 
     async def _read_parts(self, videos: Ints, begins: Ints, ends: Ints) -> list[bytes]:
         return await self._source.fetch(self._owners[videos], self.starts[videos] + begins, self.starts[videos] + ends)

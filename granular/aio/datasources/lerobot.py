@@ -270,7 +270,7 @@ class LeRobotDataSource(OpenedDataSource[Datapoint_co]):
         if not len(positions):
             return []
         once, again = np.unique(positions, return_inverse=True)
-        values = await self.read([Steps(key, once, None, np.diff(self._starts)[once]) for key in keys])
+        values = await self.read([Steps(key, once, np.diff(self._starts)[once]) for key in keys])
         return [{key: copy.copy(own[i]) for key, own in zip(keys, values, strict=True)} for i in again.tolist()]
 
     def _chosen(self, mask: Mask) -> tuple[str, ...]:
@@ -282,20 +282,16 @@ class LeRobotDataSource(OpenedDataSource[Datapoint_co]):
         return await gather([self._read_key(own) for own in wanted])
 
     async def _read_key(self, wanted: Steps) -> Values:
-        if wanted.steps is None:
+        if wanted.begins is None:
             counts = wanted.lengths
-            datapoints = wanted.datapoints.repeat(counts)
-            steps = np.concatenate([np.arange(0), *map(np.arange, counts.tolist())])
-            each = wanted._replace(datapoints=datapoints, steps=steps, lengths=wanted.lengths.repeat(counts))
-            values: Any = await self._read_key(each)
+            values: Any = await self._read_key(wanted._replace(begins=np.zeros_like(counts), stops=counts))
             ends = np.cumsum(counts)
             parts = [values[start:end] for start, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)]
             return [np.stack(part) if self._kinds.get(wanted.key) == 'video' and len(part) else part for part in parts]
-        if not len(wanted.datapoints):
-            return []
         if self._kinds.get(wanted.key) == 'video':
             return await self._read_frames(wanted)
-        return await self._read_rows(wanted.key, self._starts[wanted.datapoints] + wanted.steps)
+        datapoints, steps = wanted.each()
+        return await self._read_rows(wanted.key, self._starts[datapoints] + steps)
 
     async def _read_rows(self, key: str, rows: Ints) -> Values:
         if (source := self._rows) is None:

@@ -1,5 +1,6 @@
 """Windows over the steps of episodes: of states, actions, sequences of images and frames of videos."""
 
+import abc
 import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, TypeVar
@@ -25,7 +26,7 @@ from granular.aio.pipeline.execution.failures import without_failures
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.source import Source, length_of
 from granular.aio.runtime.lifecycle import check_open, ensure_open
-from granular.aio.runtime.threads import map_threads, offload
+from granular.aio.runtime.threads import map_threads
 from granular.errors import (
     ClosedError,
     DatapointError,
@@ -41,7 +42,6 @@ Offsets = int | tuple[int, int] | Sequence[int] | Sequence[float] | Literal[True
 Border = Literal['pad', 'drop']
 
 _INEXACT: Final = 1e-4  # seconds between an offset and its step
-_INLINE: Final = 1 << 13  # values of windows whose places are computed on the event loop
 _FARTHEST: Final = 1 << 30  # steps between a window and its values
 _NUMBERS: Final = (np.ndarray, np.generic, int, float)
 _WHOLE: Final = None  # in place of offsets
@@ -230,7 +230,7 @@ class Windows(SequenceSource[Window]):
         within = indices - np.where(owners > 0, self._stops[owners - 1], 0)
         episodes = owners if self._episodes is None else self._episodes[owners]
         steps = within * self._stride - (self._least if self._border == 'drop' else 0)
-        views = await self._views(episodes, steps)
+        views = {key: self._view(key, offsets, episodes, steps) for key, offsets in self._offsets.items()}
         values = await source.read([view.wanted for view in views.values()])
         parts = dict(zip(views, values, strict=True))
 
@@ -238,76 +238,115 @@ class Windows(SequenceSource[Window]):
             out: Window = {}
             for key, view in views.items():
                 out[key] = view.values(i, parts[key], f'{self._name}: window {indices[i]}, key {key!r}')
-                if view.pads is not None and self._border == 'pad':
-                    out[f'{key}_is_pad'] = view.pads[i]
+                if self._border == 'pad' and (pads := view.pads(i)) is not None:
+                    out[f'{key}_is_pad'] = pads
             return out
 
         return await map_threads(window, len(indices))
 
-    async def _views(self, episodes: Ints, steps: Ints) -> 'dict[str, _View]':
-        def views() -> dict[str, _View]:
-            return {key: self._view(key, offsets, episodes, steps) for key, offsets in self._offsets.items()}
-
-        values = sum(len(offsets) for offsets in self._offsets.values() if offsets is not _WHOLE) * len(steps)
-        return views() if values <= _INLINE else await offload(views)
-
     def _view(self, key: str, offsets: Ints | None, episodes: Ints, steps: Ints) -> '_View':
-        starts = self._starts
+        lengths = np.diff(self._starts)
         if offsets is _WHOLE:
             once, again = np.unique(episodes, return_inverse=True)
-            return _View(Steps(key, once, None, np.diff(starts)[once]), again, None)
-        wanted = steps[:, None] + offsets
-        lasts = starts[episodes + 1] - starts[episodes] - 1
-        inside = np.clip(wanted, 0, lasts[:, None])
-        codes = starts[episodes][:, None] + inside
-        once, again = _merged(codes) if (np.diff(offsets) == 1).all() else np.unique(codes, return_inverse=True)
-        owners = np.searchsorted(starts, once, side='right') - 1
-        lengths = starts[owners + 1] - starts[owners]
-        chosen = Steps(key, owners, once - starts[owners], lengths, self._fps)
-        return _View(chosen, again.reshape(wanted.shape), wanted != inside)
+            return _Shared(Steps(key, once, lengths[once]), again)
+        kind = _Range if (np.diff(offsets) == 1).all() else _Picked
+        return kind(key, self._starts, episodes, steps, offsets, self._fps)
 
 
-class _View:
+class _View(abc.ABC):
     """A key of some windows: what is read, and where in it the values of each window are."""
 
-    def __init__(self, wanted: Steps, again: NDArray[Any], pads: NDArray[np.bool_] | None) -> None:
+    wanted: Steps
+
+    @abc.abstractmethod
+    def values(self, i: int, read: Values, name: str) -> Any:
+        """Return the values of a window."""
+
+    def pads(self, i: int) -> NDArray[np.bool_] | None:
+        """Return which values of a window are beyond its episode; None for a value that all steps share."""
+        return None
+
+
+class _Shared(_View):
+    """A value that all steps of an episode share."""
+
+    def __init__(self, wanted: Steps, places: NDArray[Any]) -> None:
         self.wanted = wanted
-        self.pads = pads  # True for values beyond the episode; None for a value that all steps share
-        self._again = again
+        self._places = places
 
     def values(self, i: int, read: Values, name: str) -> Any:
-        chosen = self._again[i]
-        if self.pads is None:
-            return copy.deepcopy(read[chosen])  # windows of an episode share no memory
-        if isinstance(read, np.ndarray):
-            return read[chosen]
-        values = [read[k] for k in chosen.tolist()]
-        if not isinstance(values[0], _NUMBERS):
-            return values
-        try:
-            return np.stack(values)
-        except ValueError:
-            shapes = sorted({np.shape(value) for value in values})
-            raise DatapointError(
-                f'{name}: expected values of one shape, got {shapes!s:.100}: store them with one, or as a type such as '
-                f"'tree[]', whose values are not stacked"
-            ) from None
+        return copy.deepcopy(read[self._places[i]])  # windows of an episode share no memory
 
 
-def _merged(codes: Ints) -> tuple[Ints, Ints]:
-    """Return the result of ``numpy.unique`` with the inverse, for rows that have a gapless range each."""
-    begins, ends = codes[:, 0], codes[:, -1] + 1
-    order = np.argsort(begins, kind='stable')
-    begins, reached = begins[order], np.maximum.accumulate(ends[order])
-    is_first = np.append(True, begins[1:] > reached[:-1])
-    firsts = begins[is_first]
-    counts = reached[np.append(is_first[1:], True)] - firsts
-    before = np.cumsum(counts) - counts
-    run = np.cumsum(is_first) - 1
-    places = np.empty_like(order)
-    places[order] = before[run] + begins - firsts[run]
-    once = np.arange(counts.sum()) + (firsts - before).repeat(counts)
-    return once, places[:, None] + codes - codes[:, :1]
+class _Range(_View):
+    """Values at consecutive steps: those of windows that overlap are one run."""
+
+    def __init__(self, key: str, starts: Ints, episodes: Ints, steps: Ints, offsets: Ints, fps: float | None) -> None:
+        lasts = starts[episodes + 1] - starts[episodes] - 1
+        self._count, self._lasts, self._from = len(offsets), lasts, steps + offsets[0]
+        begins = np.clip(self._from, 0, lasts)
+        self._sizes = np.clip(self._from + self._count - 1, 0, lasts) + 1 - begins
+        codes = starts[episodes] + begins  # of steps of all episodes, one behind the other
+        order = np.argsort(codes, kind='stable')
+        reached = np.maximum.accumulate((codes + self._sizes)[order])
+        is_first = np.append(True, codes[order][1:] >= reached[:-1])
+        firsts, ends = codes[order][is_first], reached[np.append(is_first[1:], True)]
+        owners = np.searchsorted(starts, firsts, side='right') - 1
+        lengths = starts[owners + 1] - starts[owners]
+        self.wanted = Steps(key, owners, lengths, firsts - starts[owners], ends - starts[owners], fps)
+        before = np.append(0, np.cumsum(ends - firsts))[np.cumsum(is_first) - 1]
+        self._places = np.empty_like(order)
+        self._places[order] = before + codes[order] - firsts[np.cumsum(is_first) - 1]
+
+    def values(self, i: int, read: Values, name: str) -> Any:
+        place, size = int(self._places[i]), int(self._sizes[i])
+        values = read[place : place + size]
+        if size == self._count:
+            return values.copy() if isinstance(values, np.ndarray) else _stacked(values, name)
+        left = min(max(0, int(-self._from[i])), self._count - 1)
+        repeated = np.clip(np.arange(self._count) - left, 0, size - 1)
+        if isinstance(values, np.ndarray):
+            return values[repeated]
+        return _stacked([values[k] for k in repeated.tolist()], name)
+
+    def pads(self, i: int) -> NDArray[np.bool_]:
+        steps = self._from[i] + np.arange(self._count)
+        return (steps < 0) | (steps > self._lasts[i])
+
+
+class _Picked(_View):
+    """Values at some steps."""
+
+    def __init__(self, key: str, starts: Ints, episodes: Ints, steps: Ints, offsets: Ints, fps: float | None) -> None:
+        wanted = steps[:, None] + offsets
+        inside = np.clip(wanted, 0, (starts[episodes + 1] - starts[episodes] - 1)[:, None])
+        self._pads = wanted != inside
+        once, places = np.unique(starts[episodes][:, None] + inside, return_inverse=True)
+        self._places = places.reshape(wanted.shape)
+        owners = np.searchsorted(starts, once, side='right') - 1
+        begins = once - starts[owners]
+        self.wanted = Steps(key, owners, starts[owners + 1] - starts[owners], begins, begins + 1, fps)
+
+    def values(self, i: int, read: Values, name: str) -> Any:
+        places = self._places[i]
+        return read[places] if isinstance(read, np.ndarray) else _stacked([read[k] for k in places.tolist()], name)
+
+    def pads(self, i: int) -> NDArray[np.bool_]:
+        return self._pads[i]
+
+
+def _stacked(values: list[Any], name: str) -> Any:
+    """Return numbers and arrays along a new first axis, and other values as they are."""
+    if not isinstance(values[0], _NUMBERS):
+        return values
+    try:
+        return np.stack(values)
+    except ValueError:
+        shapes = sorted({np.shape(value) for value in values})
+        raise DatapointError(
+            f'{name}: expected values of one shape, got {shapes!s:.100}: store them with one, or as a type such as '
+            f"'tree[]', whose values are not stacked"
+        ) from None
 
 
 def _unpickled(reader: Any, windows: Any, stride: int, border: Border, options: Mapping[str, Any]) -> Windows:
@@ -442,5 +481,5 @@ class _Fetched:
                 value = datapoints[int(episode)][key]
             except (KeyError, TypeError, IndexError):
                 raise UnknownKeyError(f'{name}: has no such key') from None
-            out.append(value if wanted.steps is None else values_at(value, steps, length, name))
-        return out if wanted.steps is None else joined(out)
+            out.append(value if wanted.begins is None else values_at(value, steps, length, name))
+        return out if wanted.begins is None else joined(out)
