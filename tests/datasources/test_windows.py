@@ -18,6 +18,7 @@ from granular.errors import (
     InvalidArgumentError,
     ObjectChangedError,
     OutOfRangeError,
+    StateError,
     UnknownKeyError,
 )
 from tests.support.tables import examples
@@ -275,6 +276,23 @@ def test_episodes_of_any_source_and_chosen_ones():
         assert len(windows) == len(expected)
         for ours, theirs in zip(windows, expected, strict=True):
             equal(ours, theirs)
+
+
+def test_a_state_is_of_windows_over_the_same_episodes():
+    source = episodes()
+    datasets = [MapDataset.source(Windows(source, {'state': 1}, episodes=own)) for own in ([0, 3], [3, 0])]
+    first, second = (iter(dataset.to_iter_dataset()) for dataset in datasets)
+    next(first)
+    with pytest.raises(StateError, match='Windows'):
+        second.set_state(first.get_state())
+
+
+def test_windows_over_a_dataset_of_episodes():
+    dataset = MapDataset.source(episodes()).slice(slice(3, None))
+    for ours, theirs in zip(Windows(dataset, OFFSETS, lengths=STEPS[3:]), slices(1, 'pad', ALL[3:]), strict=True):
+        equal(ours, theirs)
+    with pytest.raises(InvalidArgumentError, match='the number of steps of an episode is not known'):
+        Windows(dataset.map(dict), OFFSETS)
 
 
 def test_windows_do_not_share_memory(tmp_path):

@@ -35,6 +35,7 @@ from granular.errors import (
     ObjectChangedError,
     UnknownKeyError,
 )
+from granular.formats.checksums import crc32c
 
 T = TypeVar('T')
 Window = dict[str, Any]
@@ -127,6 +128,7 @@ class Windows(SequenceSource[Window]):
         self._stride = check_integer('stride', stride, 1, MOST)
         self._border, self._fps = border, fps
         self._episodes = None if episodes is None else integers_of(episodes, 'episodes')
+        self._chosen: Ints | None = None  # the episodes as positions, once they are known
         self._told = None if lengths is None else integers_of(lengths, 'lengths')
         self._source: StepSource | None = None
         self._starts: Ints = np.zeros(1, np.int64)  # steps before each episode of the reader
@@ -142,7 +144,7 @@ class Windows(SequenceSource[Window]):
 
     def __repr__(self) -> str:
         options = ''.join(
-            f', {name}={counted(len(value), "value") if isinstance(value, np.ndarray) else value}'
+            f', {name}={_described(value) if isinstance(value, np.ndarray) else value}'
             for name, value in self._options().items()
         )
         told = isinstance(self._reader, OpenedDataSource)
@@ -152,10 +154,15 @@ class Windows(SequenceSource[Window]):
         )
 
     def identity(self) -> tuple[Any, ...]:
-        offsets = {key: None if own is _WHOLE else own.tolist() for key, own in self._offsets.items()}
         chosen = [None if values is None else values.tolist() for values in (self._episodes, self._told)]
-        told = as_data_source(self._reader).identity()
-        return offsets, self._stride, self._border, self._fps, *chosen, told
+        return (
+            repr(self._given),
+            self._stride,
+            self._border,
+            self._fps,
+            *chosen,
+            as_data_source(self._reader).identity(),
+        )
 
     def nbytes(self, mask: Any = None) -> int | None:
         return as_data_source(self._reader).nbytes(list(self._offsets))  # neighbours share what they read
@@ -169,13 +176,11 @@ class Windows(SequenceSource[Window]):
         source = _step_source(self._reader, self._offsets)
         await source.open()
         lengths = self._lengths_of(source)
-        count = len(lengths)
         if self._episodes is not None:
-            self._episodes = indices_of(self._episodes, count, 'episodes')
-            lengths_chosen = lengths[self._episodes]
-        else:
-            lengths_chosen = lengths
-        usable = lengths_chosen if self._border == 'pad' else lengths_chosen + self._least - self._most
+            self._chosen = indices_of(self._episodes, len(lengths), 'episodes')
+        usable = lengths if self._chosen is None else lengths[self._chosen]
+        if self._border == 'drop':
+            usable = usable + self._least - self._most
         self._starts = np.append(0, np.cumsum(lengths))
         self._stops = np.cumsum(np.maximum(0, -(-usable // self._stride)))
         self._source = source
@@ -228,7 +233,7 @@ class Windows(SequenceSource[Window]):
             return []
         owners = np.searchsorted(self._stops, indices, side='right')
         within = indices - np.where(owners > 0, self._stops[owners - 1], 0)
-        episodes = owners if self._episodes is None else self._episodes[owners]
+        episodes = owners if self._chosen is None else self._chosen[owners]
         steps = within * self._stride - (self._least if self._border == 'drop' else 0)
         views = {key: self._view(key, offsets, episodes, steps) for key, offsets in self._offsets.items()}
         values = await source.read([view.wanted for view in views.values()])
@@ -338,7 +343,7 @@ class _Picked(_View):
 def _stacked(values: list[Any], name: str) -> Any:
     """Return numbers and arrays along a new first axis, and other values as they are."""
     if not isinstance(values[0], _NUMBERS):
-        return values
+        return copy.deepcopy(values)  # windows that overlap share no memory
     try:
         return np.stack(values)
     except ValueError:
@@ -347,6 +352,11 @@ def _stacked(values: list[Any], name: str) -> Any:
             f'{name}: expected values of one shape, got {shapes!s:.100}: store them with one, or as a type such as '
             f"'tree[]', whose values are not stacked"
         ) from None
+
+
+def _described(values: Ints) -> str:
+    """Return the number of values, and what tells them from others: states compare the description of a source."""
+    return f'{counted(len(values), "value")} {crc32c(values.tobytes()):08x}'
 
 
 def _unpickled(reader: Any, windows: Any, stride: int, border: Border, options: Mapping[str, Any]) -> Windows:
