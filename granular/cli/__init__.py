@@ -1,5 +1,5 @@
 """The command line: ``granular demo``, ``info``, ``ls``, ``cat``, ``copy``, ``copy-to-local``, ``convert``,
-``verify``, ``index``, ``clean``, ``view``, ``cache`` and ``bench``.
+``edit``, ``verify``, ``index``, ``clean``, ``view``, ``cache`` and ``bench``.
 
 Data goes to stdout, everything else to stderr; progress is drawn only on a terminal.
 """
@@ -9,7 +9,6 @@ import os
 import sys
 
 from granular._support.lazy import import_extra
-from granular._support.plugins import plugin, plugins
 from granular.errors import GranularError, MissingExtraError
 
 
@@ -24,11 +23,9 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors='backslashreplace')  # of encodings without some characters, as stderr does
     try:
-        from granular.cli import measuring, transfers  # noqa: F401 - which add to the commands
+        from granular.cli import edit, measuring, transfers  # noqa: F401 - which add to the commands
         from granular.cli.commands import app
 
-        for name in plugins('granular.commands'):
-            app.command(name)(plugin('granular.commands', name))
         app()
     except (GranularError, OSError) as error:
         if not isinstance(error, BrokenPipeError):  # of a reader of the output that has closed it

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -18,8 +19,9 @@ from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.stores.base import Entry
-from granular.cli.describe import describe, open_any, printable, readable, refuse_other_formats
+from granular.cli.describe import describe, describe_sizes, open_any, printable, readable, refuse_other_formats
 from granular.cli.options import Address, Json, OpenPath, pairs, with_store_options
+from granular.cli.others import Commands
 from granular.errors import InvalidArgumentError, NotFoundError, UnknownKeyError, UnknownTypeError
 from granular.sync.iteration import Iteration, Listing
 from granular.view.sources import as_record
@@ -32,6 +34,7 @@ _KEY_WITH_RANGE = re.compile(r'([^\[]+)\[(\d{0,18}):(\d{0,18})\]')
 
 
 app = typer.Typer(
+    cls=Commands,
     help='Datasets in buckets and on disks.',
     no_args_is_help=True,
     add_completion=False,
@@ -75,6 +78,9 @@ def info(
     url: Address,
     format: Annotated[str | None, typer.Option(help='The format of the files, if URL has files of several.')] = None,
     split: Annotated[str | None, typer.Option(help='The split, if URL has files of several.')] = None,
+    sizes: Annotated[
+        str | None, typer.Option(metavar='KEY', help='Show the sizes of a key, and the padding of plans of them.')
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Describe a dataset, or files that granular.open reads. Show spec, layout, datapoints, bytes and index.
@@ -82,6 +88,8 @@ def info(
     Of a folder or pattern of other files, show those that are taken, those that are left out, and why.
     """
     description = describe(open_path(url), format, split)
+    if sizes is not None:
+        description['sizes'] = describe_sizes(open_path(url), sizes, format, split)
     if as_json:
         typer.echo(json.dumps(description))
         return
@@ -388,6 +396,26 @@ def _total(path: granular.Path) -> int | None:
     return sum(entry.size for entry in Iteration[Entry](Listing(lambda: path.store.scan_tree(path.key))))
 
 
+def _print_sizes(console: Console, sizes: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print()
+    console.print(Text(f'sizes of {printable(sizes["key"])}'))
+    table = Table('size', 'elements', '', box=None, header_style='bold')
+    most = max((row['elements'] for row in sizes['histogram']), default=1)
+    for row in sizes['histogram']:
+        bar = '#' * math.ceil(40 * row['elements'] / most)
+        table.add_row(f'{row["from"]:,} to {row["below"] - 1:,}', f'{row["elements"]:,}', bar)
+    table.add_row('empty', f'{sizes["empty"]:,}', '')
+    console.print(table, highlight=False)
+    table = Table('a plan', 'padding', box=None, header_style='bold')
+    for plan, part in sizes['padding'].items():
+        table.add_row(plan, f'{part:.1%}')
+    console.print()
+    console.print(table, highlight=False)
+
+
 def _print_description(description: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text  # prints brackets literally, not as markup
@@ -412,6 +440,8 @@ def _print_description(description: dict[str, Any]) -> None:
             table.add_row(Text(printable(key)), Text(printable(row['type'])), *counts)
         console.print()
         console.print(table, highlight=False)
+    if 'sizes' in description:
+        _print_sizes(console, description['sizes'])
     if 'epoch' in description:
         table = Table('an epoch', 'requests', 'dollars', box=None, header_style='bold')
         for row in description['epoch']:

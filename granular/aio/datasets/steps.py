@@ -14,7 +14,9 @@ from granular.aio.bags.records import Rows, read_limits, read_parts
 from granular.aio.datasets.array_table import ArrayTable
 from granular.aio.datasets.clips import Clips, FrameTables, frames_of
 from granular.aio.datasets.codec import Field, decode_records, is_video
-from granular.aio.datasets.columns import Columns, Datasets, Picks, read_references
+from granular.aio.datasets.column_reads import read_references
+from granular.aio.datasets.columns import Columns
+from granular.aio.datasets.picks import Datasets, Picks
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores.fanout import retry_if_corrupt

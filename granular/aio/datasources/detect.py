@@ -18,7 +18,7 @@ from granular.aio.datasets.shards import describe_unfinished, shards_of
 from granular.aio.datasources.arguments import Paths
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource, files_of_parts
 from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, no_split, of_pattern
-from granular.aio.datasources.discovery.names import ENDINGS, format_of, kind_of
+from granular.aio.datasources.discovery.names import ENDINGS, format_of, kind_of, pair_of
 from granular.aio.datasources.indexed_files import IndexedFiles, files_of
 from granular.aio.datasources.lerobot import INFO, LeRobotDataSource
 from granular.aio.datasources.megatron.source import MegatronDataSource, index_beside
@@ -108,16 +108,17 @@ async def open(  # noqa: A001
       InvalidArgumentError: if there are files of several formats, splits or generations, or the reader does not take an
         option.
     """
-    if (opener := _of_others(path, format, fs)) is not None:
+    several = isinstance(path, list | tuple)
+    files = [Path(file, fs=fs) for file in (path if isinstance(path, list | tuple) else (path,))]
+    if (opener := _of_others(None if several else files[0], format)) is not None:
         return await offload(functools.partial(opener, path, **options))
     if format is not None and format not in CLASSES:
         raise InvalidArgumentError(f'format: expected one of {", ".join(CLASSES)}, got {format!r:.100}')
     _refuse_options(path, options)
-    if isinstance(path, list | tuple):
-        files = [Path(file, fs=fs) for file in path]
+    if several:
         _refuse_split(split, counted(len(files), 'file'))
         return await _open_files(files, counted(len(files), 'file'), format, decoders, options)
-    folder = Path(path, fs=fs)
+    (folder,) = files
     await folder.store.ready()
     if await is_pattern(folder):
         found = await of_pattern(folder, format or '', split)
@@ -145,12 +146,11 @@ async def open(  # noqa: A001
     return await _open_folder(folder, format, split, decoders, options)
 
 
-def _of_others(path: Paths, format: str | None, fs: Any) -> Any:
+def _of_others(file: Path | None, format: str | None) -> Any:
     """Return the function of another package that opens files of a format, or with the suffix of a name."""
-    if format is not None or isinstance(path, list | tuple):
-        return None if format is None or format in CLASSES else plugin('granular.sources', format)
-    file = Path(path, fs=fs)
-    suffix = '' if format_of(file.name) else file.suffix.removeprefix('.')
+    if format is not None:
+        return None if format in CLASSES else plugin('granular.sources', format)
+    suffix = '' if file is None or format_of(file.name) else file.suffix.removeprefix('.')
     return None if suffix in ('', 'bag') else plugin('granular.sources', suffix)
 
 
@@ -300,8 +300,10 @@ def _describe_folder(folder: Path, names: Sequence[str]) -> str:
 
 def _unknown(file: Path) -> NotFoundError:
     refuse_packed([file])
+    index, data = pair_of(file.name)
+    remedy = f'; as data of Megatron, it needs {index} beside it: copy both files' if data == file.name else ''
     return NotFoundError(
-        f'{file}: unknown format: expected a folder, or a name that ends in .bag, {", ".join(ENDINGS)}'
+        f'{file}: unknown format: expected a folder, or a name that ends in .bag, {", ".join(ENDINGS)}{remedy}'
     )
 
 
