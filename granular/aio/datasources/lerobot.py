@@ -38,7 +38,7 @@ class LeRobotDataSource(OpenedDataSource[Datapoint_co]):
     ::
 
         async with granular.aio.open('s3://bucket/pusht') as episodes:
-            windows = granular.aio.Windows(episodes, {'observation.state': (-1, 1), 'action': 16})
+            windows = granular.aio.Windows(episodes, {'observation.state': (-1, 1), 'observation.images.left': [0]})
 
     An episode is a dict with a value for each step: an array for each feature of numbers, uint8 of shape (steps,
     height, width, 3) for each camera, and lists of texts, with ``task`` beside the features. Frames of videos are those
