@@ -1,5 +1,6 @@
 """Frames of many videos, of which only the parts are read that are decoded."""
 
+import threading
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Final, Protocol, TypeVar
 
@@ -32,6 +33,7 @@ class FrameTables:
 
     def __init__(self) -> None:
         self._tables: dict[Hashable, FrameTable] = {}  # in the order of their use
+        self._lock = threading.Lock()
 
     async def of(
         self, names: Sequence[Hashable], sizes: Sequence[int], read: ReadParts, in_threads: InThreads
@@ -51,14 +53,15 @@ class FrameTables:
                 tables.update(zip(missing, built, strict=True))
                 missing = [i for i in missing if tables[i].needs_all]
                 spans = [(i, 0, sizes[i]) for i in missing]
-        for i, name in enumerate(names):
-            self._tables.pop(name, None)
-            self._tables[name] = tables[i]
-        used = sum(table.nbytes for table in self._tables.values())
-        for name in list(self._tables)[: max(0, len(self._tables) - len(names))]:
-            if used <= _KEPT:
-                break
-            used -= self._tables.pop(name).nbytes
+        with self._lock:
+            for i, name in enumerate(names):
+                self._tables.pop(name, None)
+                self._tables[name] = tables[i]
+            used = sum(table.nbytes for table in self._tables.values())
+            for name in list(self._tables)[: max(0, len(self._tables) - len(names))]:
+                if used <= _KEPT:
+                    break
+                used -= self._tables.pop(name).nbytes
         return [tables[i] for i in range(len(names))]
 
 
