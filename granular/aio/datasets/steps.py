@@ -302,9 +302,10 @@ class _RowsRead(_Read):
     """Rows of arrays, of which only these are read."""
 
     def _find(self) -> tuple[Ints, Ints]:
-        datapoints, _, begins, stops = self._wanted[1:5]
+        begins: Any = self._wanted.begins
+        stops: Any = self._wanted.stops
         self._table = self._source.arrays[self._key]
-        self._spans = self._table.spans(datapoints, begins, stops)
+        self._spans = self._table.spans(self._wanted.datapoints, begins, stops)
         return _NONE, _NONE
 
     async def spans(self) -> tuple[Ints, Ints, Ints]:

@@ -316,7 +316,8 @@ class _Range(_View):
 
     def pads(self, i: int) -> NDArray[np.bool_]:
         steps = self._from[i] + np.arange(self._count)
-        return (steps < 0) | (steps > self._lasts[i])
+        pads: NDArray[np.bool_] = (steps < 0) | (steps > self._lasts[i])
+        return pads
 
 
 class _Picked(_View):
@@ -325,7 +326,7 @@ class _Picked(_View):
     def __init__(self, key: str, starts: Ints, episodes: Ints, steps: Ints, offsets: Ints, fps: float | None) -> None:
         wanted = steps[:, None] + offsets
         inside = np.clip(wanted, 0, (starts[episodes + 1] - starts[episodes] - 1)[:, None])
-        self._pads = wanted != inside
+        self._pads: NDArray[np.bool_] = wanted != inside
         once, places = np.unique(starts[episodes][:, None] + inside, return_inverse=True)
         self._places = places.reshape(wanted.shape)
         owners = np.searchsorted(starts, once, side='right') - 1
@@ -337,7 +338,8 @@ class _Picked(_View):
         return read[places] if isinstance(read, np.ndarray) else _stacked([read[k] for k in places.tolist()], name)
 
     def pads(self, i: int) -> NDArray[np.bool_]:
-        return self._pads[i]
+        pads: NDArray[np.bool_] = self._pads[i]
+        return pads
 
 
 def _stacked(values: list[Any], name: str) -> Any:
