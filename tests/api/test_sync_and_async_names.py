@@ -16,7 +16,7 @@ PAIRS = [
     (getattr(granular, name), getattr(aio, name))
     for name in (
         'ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetIterator', 'DatasetReader', 'DatasetWriter',
-        'Loader', 'MapDataset', 'MegatronDataSource', 'ParquetDataSource', 'Path', 'TFRecordDataSource', 'TokenWindows',
+        'Loader', 'MapDataset', 'MegatronDataSource', 'ParquetDataSource', 'Path', 'TFRecordDataSource', 'Windows',
         'WebDatasetDataSource',
     )
 ] + [
