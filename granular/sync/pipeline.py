@@ -16,6 +16,7 @@ from granular.aio.pipeline.execution.failures import without_failures
 from granular.aio.pipeline.nodes import selection
 from granular.aio.pipeline.nodes.elements import Computed
 from granular.aio.pipeline.nodes.source import AnySource, Source
+from granular.aio.pipeline.origins import Origins, traced
 from granular.aio.pipeline.transforms import (
     FlatMapFunction,
     IndexedFunction,
@@ -100,6 +101,9 @@ class MapDataset(BlockingPlans, core.MapOperations[Element_co], Batched):
 
     def fetch(self, indices: ArrayLike) -> list[Element_co]:
         return without_failures(run(self._node.fetch(integers_of(indices, 'fetch')), immediate=True))
+
+    def indices(self, steps: ArrayLike) -> Origins:
+        return traced(self._node, steps)
 
     @answering()
     def filter_classes(self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None) -> Self:

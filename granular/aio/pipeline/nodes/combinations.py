@@ -72,6 +72,11 @@ class SourceChoice(Node):
         return owners, in_epochs(inner, epochs, lengths[owners])
 
 
+def choices_of(node: SourceChoice, indices: Ints) -> tuple[Ints, Ints]:
+    """Return, for each index, the number of the source and the index in that source, in any epoch."""
+    return node._chosen(indices)
+
+
 async def _fetch_parts(parts: Sequence[tuple[Source, Ints]]) -> list[list[Any]]:
     """Return the datapoints of several sources, by the indices in each: of readers that are alike, in one fan-out."""
     alike: dict[Any, list[int]] = {}

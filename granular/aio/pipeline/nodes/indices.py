@@ -56,6 +56,13 @@ class IndexNode(Node):
         return self._lookup(indices) if type(self).fetch is IndexNode.fetch else None
 
 
+def inner_indices(node: IndexNode, indices: Ints) -> Ints:
+    """Return the indices of the source of a node at these of its own."""
+    check_not_empty(node, len(node), indices)
+    inner: Ints = call_user(node._lookup, indices)
+    return inner
+
+
 def looked_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
     """Return the next source that does more than to map indices, and its indices, also behind a shuffle."""
     while isinstance(source, IndexNode) and (inner := source.chosen(indices)) is not None:
