@@ -4,9 +4,12 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from numpy.typing import ArrayLike
+
 from granular._support.typing import Element_co
 from granular.aio.pipeline.execution.hand_over import exclusively
 from granular.aio.pipeline.iterator import CursorHandle, StreamCursor
+from granular.aio.pipeline.origins import Origins, traced_elements
 from granular.aio.pipeline.streams.flow import sum_stats
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.lifecycle import Closing
@@ -58,6 +61,9 @@ class DatasetIterator(CursorHandle, Closing, Iterator[Element_co]):
     def set_next_index(self, index: int) -> None:
         cursor = self._cursor_for('set_next_index')
         exclusively(cursor, lambda: run(cursor.seek(index)))
+
+    def indices(self, steps: ArrayLike) -> Origins:
+        return traced_elements(self._cursor_for('indices').stream, steps)
 
     def set_prefetch_buffer_size(self, buffer_size: int) -> None:
         cursor = self._cursor_for('set_prefetch_buffer_size')

@@ -4,18 +4,22 @@ import abc
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Self
 
+from numpy.typing import ArrayLike
+
 from granular._support.indexing import check_integer
 from granular._support.text import counted
 from granular._support.typing import Element_co
 from granular.aio.pipeline.cursor import Cursor
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
 from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.origins import Origins, Traceable, traced_elements
 from granular.aio.pipeline.position import VERSION, check_plain, check_version, restoring
 from granular.aio.pipeline.streams.flow import restore_checked
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.streams.tracing import Tracing, trace_of, traced
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
+from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
 
 
@@ -23,7 +27,7 @@ class StreamCursor(Cursor):
     """The position in a stream."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+        self.stream = stream
         trace = trace_of(stream)
         super().__init__(stream.flow() if trace is None else traced(stream, trace.debug).flow())
         self._fingerprint = fingerprint(stream)
@@ -45,14 +49,14 @@ class StreamCursor(Cursor):
                 return {'version': VERSION, 'state': state, 'pipeline': self._fingerprint}
 
     def next_index(self) -> int:
-        return self._stream.index_of(self.get_state()['state'])
+        return self.stream.index_of(self.get_state()['state'])
 
     async def seek(self, index: int) -> None:
-        length = self._stream.length()
+        length = self.stream.length()
         index = check_integer('index', index, 0)
         if index > length:
             raise OutOfRangeError(f'index {index} is out of range: the stream has {counted(length, "element")}')
-        await self.restore({'version': VERSION, 'state': self._stream.state_at(index)}, True)
+        await self.restore({'version': VERSION, 'state': self.stream.state_at(index)}, True)
 
     async def restore(self, state: Mapping[str, Any], strict: bool) -> None:
         """Continue from a state; with ``strict``, refuse that of a different pipeline."""
@@ -65,7 +69,7 @@ class StreamCursor(Cursor):
         async with self.turn():
             self.check()
             try:
-                check_fingerprint(state.get('pipeline'), self._fingerprint, strict, resizable_stages(self._stream))
+                check_fingerprint(state.get('pipeline'), self._fingerprint, strict, resizable_stages(self.stream))
                 self.flow.set_strict(strict)
                 await self._go_back()
                 self._move()
@@ -94,13 +98,13 @@ class StreamCursor(Cursor):
                 await self.settle()
 
     def describe(self) -> str:
-        return f'{self._stream.describe()}: {counted(self.elements(), "element")}'
+        return f'{self.stream.describe()}: {counted(self.elements(), "element")}'
 
     def stats(self) -> dict[str, float]:
         return {'elements': self.elements(), **self.flow.stats()}
 
 
-class CursorHandle(abc.ABC):
+class CursorHandle(Traceable):
     """Base of the iterators of ``for`` and ``async for``: a cursor, which is closed once its handle is dropped."""
 
     def __init__(self, parents: Any = ()) -> None:
@@ -158,6 +162,23 @@ class CursorHandle(abc.ABC):
     @abc.abstractmethod
     def set_next_index(self, index: int) -> Any:
         """Continue with an element, by its number; those before it are not computed, except in its shuffled window.
+
+        Raises:
+          InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
+          OutOfRangeError: if there is no such element.
+        """
+
+    @abc.abstractmethod
+    def indices(self, steps: ArrayLike) -> Any:
+        """Return which datapoints elements are made of, from lengths alone: nothing is read.
+
+        ::
+
+            following = iterator.get_next_index()
+            print(iterator.indices(range(following, following + 100)))  # those of the next 100 elements
+
+        Args:
+          steps: numbers of elements, from 0 on; an integer, a range or an array.
 
         Raises:
           InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
@@ -242,6 +263,9 @@ class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
 
     async def set_next_index(self, index: int) -> None:
         await self._cursor.seek(index)
+
+    async def indices(self, steps: ArrayLike) -> Origins:
+        return await offload(traced_elements, self._cursor.stream, steps)
 
     async def set_prefetch_buffer_size(self, buffer_size: int) -> None:
         await self._cursor.set_prefetch(buffer_size)

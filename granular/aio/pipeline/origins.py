@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,14 +12,15 @@ from granular._support.indexing import Ints, integers_of
 from granular._support.text import counted
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.combinations import SourceChoice, Zip, choices_of
-from granular.aio.pipeline.nodes.elements import Batch, Filter, Handled
+from granular.aio.pipeline.nodes.elements import Batch, Filter, Handled, Streamed
 from granular.aio.pipeline.nodes.indices import IndexNode, in_epochs, inner_indices
 from granular.aio.pipeline.nodes.planned import Planned
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.planning import ranges
-from granular.errors import InvalidArgumentError
+from granular.errors import InvalidArgumentError, OutOfRangeError
 
-_SHOWN = 10  # datapoints in a text
+T = TypeVar('T')
+_SHOWN: Final = 10  # datapoints in a text
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,13 +122,49 @@ class Picked(NamedTuple):
         """Return some of them."""
         return Picked(*(part[positions] for part in self))
 
+    def divided(self, parents: Sequence[T], owners: Ints, inner: Ints) -> list[tuple[T, 'Picked']]:
+        """Return those of each of several parents, given the number of the parent and the index in it of each."""
+        within = self._replace(indices=inner)
+        return [(parent, within.chosen(np.flatnonzero(owners == i))) for i, parent in enumerate(parents)]
+
+    def unbatched(self, size: int, length: int, numbers: Ints, bases: Any = 0) -> 'Picked':
+        """Return the elements of batches, given the number of each in its epoch of a length, which has a base."""
+        starts = numbers * size
+        counts = np.minimum(size, length - starts)
+        rows = np.repeat(self.rows * size, counts) + ranges(np.zeros_like(starts), counts)
+        places, begins, stops = (np.repeat(part, counts) for part in (self.places, self.begins, self.stops))
+        return Picked(places, rows, ranges(starts + bases, counts), begins, stops)
+
+
+class Stage(abc.ABC):
+    """A stage of a stream, which is traced by its own arithmetic."""
+
+    parents: tuple[Any, ...]
+
+    @abc.abstractmethod
+    def length(self) -> int: ...
+
+    @abc.abstractmethod
+    def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
+        """Return what elements are made of: elements of each parent."""
+
+
+def traced_elements(stream: Stage, steps: Any) -> Origins:
+    """Return the datapoints of elements of a stream, by their numbers."""
+    steps, length = steps_of(steps), stream.length()
+    if len(outside := steps[(steps < 0) | (steps >= length)]):
+        raise OutOfRangeError(
+            f'indices: step {outside[0]} is out of range: the stream has {counted(length, "element")}'
+        )
+    return origins_of(steps, stream, Picked.of(steps))
+
 
 def traced(source: Source, steps: Any) -> Origins:
     """Return the datapoints of elements of a source; raise ``InvalidArgumentError`` for a stage that makes them
     unknowable, which it names.
     """
     steps = steps_of(steps)
-    return origins_of(steps, steps, [(source, Picked.of(steps), 0)], names_of(source))
+    return origins_of(steps, source, Picked.of(steps))
 
 
 def steps_of(steps: Any) -> Ints:
@@ -137,72 +174,69 @@ def steps_of(steps: Any) -> Ints:
     return integers_of([steps] if np.ndim(steps) == 0 else steps, 'indices')
 
 
-def origins_of(
-    steps: Ints, asked: Ints, parts: Sequence[tuple[Source, Picked, int]], names: Sequence[tuple[str, str]]
-) -> Origins:
-    """Trace elements of several sources, each with the number of its first leaf, and sort them by place and row."""
+def origins_of(steps: Ints, source: Source | Stage, picked: Picked) -> Origins:
+    """Return the datapoints of elements of a source, whose places are those of the steps."""
     found: list[tuple[Picked, int]] = []
-    for source, picked, first in parts:
-        _trace(source, picked, first, found)
+    _trace(source, picked, 0, found)
     numbers = [np.full(len(picked.places), number) for picked, number in found]
     whole = Picked(*(_joined([part[i] for part, _ in found]) for i in range(len(Picked._fields))))
     sources = _joined(numbers)
     if len(found) > 1:
         order = np.lexsort((whole.rows, whole.places))
         whole, sources = whole.chosen(order), sources[order]
-    return Origins(
-        asked[whole.places], whole.rows, sources, whole.indices, whole.begins, whole.stops, tuple(name for name, _ in names)
-    )
+    names = tuple(name for name, _ in names_of(source))
+    return Origins(steps[whole.places], whole.rows, sources, whole.indices, whole.begins, whole.stops, names)
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def names_of(source: Source, path: str = '') -> list[tuple[str, str]]:
+def names_of(source: Any, path: str = '') -> list[tuple[str, str]]:
     """Return the name and the description of each source that a stage is computed from, in their order."""
-    several = len(source.parents) > 1
-    names = [
-        pair
-        for i, parent in enumerate(source.parents)
-        for pair in names_of(parent, _joined_path(path, str(i)) if several else path)
-    ]
-    return names if source.parents else [(path or source.describe(), source.describe())]
+    if not source.parents:
+        return [(path or source.describe(), source.describe())]
+    labels = getattr(source, 'names', map(str, range(len(source.parents))) if len(source.parents) > 1 else ('',))
+    paths = ['/'.join(filter(None, (path, label))) for label in labels]
+    return [pair for parent, below in zip(source.parents, paths, strict=True) for pair in names_of(parent, below)]
 
 
-def _joined_path(*parts: str) -> str:
-    return '/'.join(filter(None, parts))
-
-
-def _trace(source: Source, picked: Picked, first: int, found: list[tuple[Picked, int]]) -> None:
+def _trace(source: Any, picked: Picked, first: int, found: list[tuple[Picked, int]]) -> None:
     """Trace elements of a stage, whose first leaf has a number, to the leaves."""
     while source.parents:
-        if isinstance(source, SourceChoice):
-            owners, inner = choices_of(source, picked.indices)
-            for number, parent in enumerate(source.parents):
-                chosen = np.flatnonzero(owners == number)
-                if len(chosen):
-                    _trace(parent, picked._replace(indices=inner).chosen(chosen), first, found)
+        parts = source.traced_back(picked) if isinstance(source, Stage) else _traced_back(source, picked)
+        if len(parts) > 1:
+            for parent, part in parts:
+                if len(part.places):
+                    _trace(parent, part, first, found)
                 first += len(names_of(parent))
             return
-        if isinstance(source, Zip):
-            for parent in source.parents:
-                _trace(parent, picked, first, found)
-                first += len(names_of(parent))
-            return
-        source, picked = _traced_back(source, picked)
+        ((source, picked),) = parts
     found.append((picked, first))
 
 
-def _traced_back(source: Source, picked: Picked) -> tuple[Source, Picked]:
+def _traced_back(source: Source, picked: Picked) -> list[tuple[Source, Picked]]:
+    """Return what elements of a dataset are made of: elements of each source of it."""
+    if isinstance(source, SourceChoice):
+        return picked.divided(source.parents, *choices_of(source, picked.indices))
+    if isinstance(source, Zip):
+        return [(parent, picked) for parent in source.parents]
+    return [_traced_to_one(source, picked)]
+
+
+def _traced_to_one(source: Source, picked: Picked) -> tuple[Source, Picked]:
     """Return the source of a stage that has only one, and what of it the elements are made of."""
     parent = source.parents[0]
     if isinstance(source, IndexNode):
         return parent, picked._replace(indices=inner_indices(source, picked.indices))
-    if isinstance(source, BlockBuffer | Handled) or (source.elementwise and not isinstance(source, Filter)):
+    if isinstance(source, BlockBuffer | Handled) or (
+        source.elementwise and not isinstance(source.node if isinstance(source, Streamed) else source, Filter)
+    ):
         return parent, picked
     if isinstance(source, Batch):
-        return parent, _unbatched(source, picked)
+        epochs, numbers = np.divmod(picked.indices, max(1, len(source)))
+        bases = in_epochs(np.zeros_like(numbers), epochs, source.source_length)
+        return parent, picked.unbatched(source.size, source.source_length, numbers, bases)
     if isinstance(source, Planned):
         made = source.made_of(picked.indices)
         rows = np.repeat(picked.rows, made.counts) if made.rows is None else made.rows
@@ -211,12 +245,3 @@ def _traced_back(source: Source, picked: Picked) -> tuple[Source, Picked]:
         f'indices: {source.describe()} makes the datapoints of a step known only when they are read: call indices() of '
         f'the dataset before it'
     )
-
-
-def _unbatched(source: Batch, picked: Picked) -> Picked:
-    epochs, numbers = np.divmod(picked.indices, max(1, len(source)))
-    starts = numbers * source.size
-    counts = np.minimum(source.size, source.source_length - starts)
-    inner = ranges(starts + in_epochs(np.zeros_like(starts), epochs, source.source_length), counts)
-    rows = np.repeat(picked.rows * source.size, counts) + ranges(np.zeros_like(starts), counts)
-    return Picked(np.repeat(picked.places, counts), rows, inner, *(np.repeat(part, counts) for part in picked[3:]))

@@ -4,7 +4,10 @@ import abc
 from collections.abc import Mapping
 from typing import Any, Self, cast
 
-from granular._support.indexing import MOST_WORKERS, check_integer
+import numpy as np
+from numpy.typing import ArrayLike
+
+from granular._support.indexing import MOST, MOST_WORKERS, check_integer
 from granular._support.other_names import answering
 from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
 from granular.aio.pipeline.execution.failures import OnError
@@ -14,13 +17,15 @@ from granular.aio.pipeline.loader.running import Loading, RunningLoader
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.indices import recurring
 from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.origins import Origins, Traceable
 from granular.aio.pipeline.position import VERSION, check_plain, check_version
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
+from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError, StateError
 
 
-class LoaderHandle(abc.ABC):
+class LoaderHandle(Traceable):
     """Base of the loaders of both APIs: its running part is closed once the handle is dropped."""
 
     _core: RunningLoader
@@ -82,6 +87,42 @@ class LoaderHandle(abc.ABC):
 
         Args:
           epoch: the number of the epoch, from 0 on. The order of an epoch depends only on it and the seed.
+        """
+
+    def get_next_index(self) -> int:
+        """Return the number of the next batch of this shard, from 0 on, over all epochs.
+
+        Raises:
+          StateError: if it is between two numbers, because the loader resumed from a state of another batch size.
+        """
+        return self._core.flow.number_at(self.consumed)
+
+    @abc.abstractmethod
+    def set_next_index(self, index: int) -> Any:
+        """Continue with a batch, by its number over all epochs, as after ``load``; those before it are not read.
+
+        ::
+
+            loader.set_next_index(1234)  # batch 1234 of a training that began with this loader
+
+        Args:
+          index: the number of the batch, from 0 on.
+        """
+
+    @abc.abstractmethod
+    def indices(self, steps: ArrayLike) -> Any:
+        """Return which datapoints batches are made of, from lengths alone: nothing is read.
+
+        ::
+
+            following = loader.get_next_index()
+            print(loader.indices(range(following, following + 100)))  # those of the next 100 batches
+
+        Args:
+          steps: numbers of batches of this shard, from 0 on, over all epochs; an integer, a range or an array.
+
+        Raises:
+          InvalidArgumentError: as for ``indices`` of a MapDataset.
         """
 
     def save(self) -> dict[str, Any]:
@@ -331,6 +372,13 @@ class Loader(LoaderHandle):
             refuse_state(f'the state is of granular 0.21, which has none of the orders {orders} of this source', strict)
 
     load_state_dict = load
+
+    def set_next_index(self, index: int) -> None:
+        number = check_integer('index', index, 0, MOST)
+        self._core.load(int(self._core.flow.first_steps(np.array([number]))[0]))
+
+    async def indices(self, steps: ArrayLike) -> Origins:
+        return await offload(self._core.flow.origins, steps)
 
     def set_epoch(self, epoch: int) -> None:
         self._core.set_epoch(check_integer('epoch', epoch, 0))

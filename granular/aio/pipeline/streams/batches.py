@@ -9,6 +9,7 @@ from granular._support.indexing import check_integer
 from granular._support.text import counted
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.stacking import combine, concatenate, describe_batch, stack, stacked, warn_of_no_batch
+from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
 from granular.aio.pipeline.streams.held import Holding
@@ -48,6 +49,9 @@ class BatchOf(Staged):
 
     def state_at(self, index: int) -> Any:
         return self.parent.state_at(min(index * self.size, self.parent.length()))
+
+    def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
+        return [(self.parent, picked.unbatched(self.size, self.parent.length(), picked.indices))]
 
 
 class Batching(Flow):

@@ -14,6 +14,7 @@ from granular.aio.pipeline.nodes.combinations import all_turns_before, turns, tu
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.nodes.patterns import mixed as mixed_pattern
+from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import EARLIER, FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.packing import Packing
@@ -43,6 +44,9 @@ class Zipped(Stream):
 
     def state_at(self, index: int) -> Any:
         return {'parents': [parent.state_at(index) for parent in self.parents], 'count': index}
+
+    def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
+        return [(parent, picked) for parent in self.parents]
 
     def flow(self) -> Flow:
         return Zipping(self)
@@ -144,6 +148,9 @@ class Mixed(Stream):
         counts = turns_before(index, self._weights)
         states = [parent.state_at(count) for parent, count in zip(self.parents, counts, strict=True)]
         return {'parents': states, 'count': index}
+
+    def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
+        return picked.divided(self.parents, *turns(picked.indices, self._weights))
 
     def flow(self) -> Flow:
         return Mixing(self)
@@ -307,29 +314,29 @@ class NamedMix(Mixed):
 
     def __init__(self, parents: Mapping[str, Stream], weights: Sequence[int]) -> None:
         super().__init__(list(parents.values()), weights)
-        self._names = tuple(parents)
+        self.names = tuple(parents)
 
     def _lines(self) -> dict[str, list[str]]:
         """Return the fingerprint of each stream."""
-        return {name: fingerprint(parent) for name, parent in zip(self._names, self.parents, strict=True)}
+        return {name: fingerprint(parent) for name, parent in zip(self.names, self.parents, strict=True)}
 
     def _indices_of(self, states: Any) -> list[int]:
         return [
             parent.index_of(states[name]['state']) if name in states else 0
-            for name, parent in zip(self._names, self.parents, strict=True)
+            for name, parent in zip(self.names, self.parents, strict=True)
         ]
 
     def state_at(self, index: int) -> Any:
         state = super().state_at(index)
         parents = zip(self._lines().items(), state['parents'], strict=True)
         states = {name: {'state': parent, 'pipeline': lines} for (name, lines), parent in parents}
-        return {'parents': states, 'count': index, 'weights': dict(zip(self._names, self._weights, strict=True))}
+        return {'parents': states, 'count': index, 'weights': dict(zip(self.names, self._weights, strict=True))}
 
     def flow(self) -> Flow:
         return NamedMixing(self)
 
     def describe(self) -> str:
-        weights = ', '.join(f'{name}: {weight}' for name, weight in zip(self._names, self._weights, strict=True))
+        weights = ', '.join(f'{name}: {weight}' for name, weight in zip(self.names, self._weights, strict=True))
         return f'mix of {{{weights}}}'
 
 
@@ -343,8 +350,8 @@ class NamedMixing(Mixing):
 
     def __init__(self, stage: NamedMix) -> None:
         super().__init__(stage)
-        self._named = dict(zip(stage._names, self.parents, strict=True))
-        self._own = dict(zip(stage._names, stage._weights, strict=True))
+        self._named = dict(zip(stage.names, self.parents, strict=True))
+        self._own = dict(zip(stage.names, stage._weights, strict=True))
         self._lines, self._description = stage._lines(), stage.describe()
         self._starts = {name: parent.state() for name, parent in self._named.items()}
         self._current: Mapping[str, int] = self._own

@@ -12,6 +12,7 @@ from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
 from granular.aio.pipeline.nodes.indices import LONGEST, IndexNode, Repeat, Slice, part_of
 from granular.aio.pipeline.nodes.patterns import nested
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
+from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import FREE, EvenTurns, RestoreRules, Turns
 from granular.aio.pipeline.shards import ShardOptions, as_shard
 from granular.aio.pipeline.streams.decoding import Decoding, small_nbytes
@@ -154,6 +155,11 @@ class Read(Stream):
 
     def state_at(self, index: int) -> Any:
         return self.turns.state(min(len(self.source), index * self.turns.stride), False)
+
+    def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
+        self.length()
+        turns = self.turns
+        return [(self.source, picked._replace(indices=turns.taken(picked.indices * turns.stride)))]
 
     def flow(self) -> Flow:
         return Reading(self)
