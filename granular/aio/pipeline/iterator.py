@@ -31,6 +31,7 @@ class StreamCursor(Cursor):
         trace = trace_of(stream)
         super().__init__(stream.flow() if trace is None else traced(stream, trace.debug).flow())
         self._fingerprint = fingerprint(stream)
+        self._outline = stream.outline()
 
     def get_state(self) -> dict[str, Any]:
         """Return the state from which the next element follows: plain JSON with indices, not data.
@@ -46,7 +47,7 @@ class StreamCursor(Cursor):
                     raise
                 continue  # another thread has changed what was looked at
             if moves == self._moves:
-                return {'version': VERSION, 'state': state, 'pipeline': self._fingerprint}
+                return {'version': VERSION, 'state': state, 'pipeline': self._fingerprint, 'stages': self._outline}
 
     def next_index(self) -> int:
         return self.stream.index_of(self.get_state()['state'])

@@ -16,15 +16,19 @@ from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.shards import ShardOptions
 from granular.errors import StateError
 
-VERSION: Final = 3
-"""The version of the states that are saved."""
+VERSION: Final = 4
+"""The version of the states that are saved: that of earlier ones that are read, and what these do not have, is below.
+
+Version 3 has no ``stages``, from which a state is described, and no ``values`` of a pack.
+"""
+_READ: Final = (3, VERSION)
 
 
 def check_version(state: Mapping[str, Any]) -> None:
     """Raise ``StateError`` if another release saved the state, in another form."""
-    if (version := state.get('version')) != VERSION:
+    if (version := state.get('version')) not in _READ or type(version) is not int:
         raise StateError(
-            f'the state has version {version!r:.100}, this release reads version {VERSION}: continue with the release '
+            f'the state has version {version!r:.100}, this release reads versions {_READ[0]} to {VERSION}: continue with the release '
             f'that saved it, or from the start of an epoch'
         )
 
@@ -54,7 +58,9 @@ def _parts_of(value: Any) -> Iterable[Any]:
 
 
 _OF_INTERLEAVE: Final = {'open', 'turn', 'begun', 'parents'}
-_VARYING: Final[Mapping[str, type]] = {'pipeline': list, 'host': int, 'waiting': list}
+_VARYING: Final[Mapping[str, type]] = {
+    'pipeline': list, 'stages': dict, 'version': int, 'round': int, 'values': list, 'host': int, 'waiting': list,
+}  # fmt: skip
 
 
 def same_position(one: Any, other: Any, strict: bool = True, reread: bool = False) -> bool:

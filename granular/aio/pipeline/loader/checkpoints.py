@@ -140,5 +140,5 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _outline(state: Mapping[str, Any]) -> str:
-    position = {key: value for key, value in state.items() if key != 'pipeline'}
+    position = {key: value for key, value in state.items() if key not in ('pipeline', 'stages')}
     return f'{json.dumps(position):.200}'

@@ -16,6 +16,7 @@ from granular.aio.pipeline.loader.collate import DROPPED, Batch, Spec
 from granular.aio.pipeline.loader.running import Loading, RunningLoader
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.indices import recurring
+from granular.aio.pipeline.nodes.outlines import outline_of
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.origins import Origins, Traceable
 from granular.aio.pipeline.position import VERSION, check_plain, check_version
@@ -128,14 +129,14 @@ class LoaderHandle(Traceable):
     def save(self) -> dict[str, Any]:
         """Return the state: plain JSON, the position of the next batch, independent of prefetched batches.
 
-        ``'step'``, ``'seed'``, the stages of the source as ``'pipeline'``, the ``'length'`` of an epoch if it is known,
-        and the ``'version'`` of the state. After the last batch of an epoch, the next batch is the first one of the
+        :func:`granular.describe_state` says what it holds. After the last batch of an epoch, the next batch is the first one of the
         next epoch.
         """
         source, epochs = self._core.flow.source, self._core.flow.epochs_if_open()
         length = {} if epochs is None else {'length': epochs.length}
         return {
-            'version': VERSION, 'step': self.consumed, **length, 'seed': source.seed, 'pipeline': fingerprint(source)
+            'version': VERSION, 'step': self.consumed, **length, 'round': self._core.flow.turns.stride,
+            'seed': source.seed, 'pipeline': fingerprint(source), 'stages': outline_of(source),
         }  # fmt: skip
 
     @abc.abstractmethod

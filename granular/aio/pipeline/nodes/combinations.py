@@ -160,6 +160,9 @@ class Proportional(SourceChoice):
     def pattern(self) -> Pattern | None:
         return mixed(self._weights, self._parts())
 
+    def arguments(self) -> dict[str, Any]:
+        return {'weights': list(self._weights)}
+
     def describe(self) -> str:
         return f'mix of {len(self.parents)}, weights {":".join(map(str, self._weights))}'
 

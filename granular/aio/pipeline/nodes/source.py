@@ -98,6 +98,10 @@ class Source(abc.ABC):
         """Describe the stage in one line, for printed pipelines and to check that a state belongs to a pipeline."""
         return self.parents[0].describe() if self.unlisted else type(self).__name__
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments that decide which elements of its sources it chooses, plain JSON; {} if it has none."""
+        return {}
+
     def user_functions(self) -> tuple[Any, ...]:
         """Return the functions of the user that the stage calls."""
         return (self.fn,) if hasattr(self, 'fn') else ()

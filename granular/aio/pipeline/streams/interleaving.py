@@ -49,6 +49,9 @@ class Interleaved(Stream):
     def __len__(self) -> int:
         return len(self.parents)
 
+    def outline(self) -> dict[str, Any]:
+        return {'stage': self.describe()}  # streams that have ended are not in a state
+
     async def open_stream(self, number: int) -> Stream | None:
         """Return a stream, or None if a filter dropped its dataset."""
         return cast(Stream, self.parents[number])

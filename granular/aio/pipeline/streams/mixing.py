@@ -320,6 +320,15 @@ class NamedMix(Mixed):
         """Return the fingerprint of each stream."""
         return {name: fingerprint(parent) for name, parent in zip(self.names, self.parents, strict=True)}
 
+    def outline(self) -> dict[str, Any]:
+        return {'stage': self.describe(), 'names': True}  # the state of each stream has its own
+
+    def stages(self) -> dict[str, Any]:
+        """Return what states have of each stream beside its state."""
+        outlines = [parent.outline() for parent in self.parents]
+        pairs = zip(self._lines().items(), outlines, strict=True)
+        return {name: {'pipeline': lines, 'stages': outline} for (name, lines), outline in pairs}
+
     def _indices_of(self, states: Any) -> list[int]:
         return [
             parent.index_of(states[name]['state']) if name in states else 0
@@ -328,8 +337,8 @@ class NamedMix(Mixed):
 
     def state_at(self, index: int) -> Any:
         state = super().state_at(index)
-        parents = zip(self._lines().items(), state['parents'], strict=True)
-        states = {name: {'state': parent, 'pipeline': lines} for (name, lines), parent in parents}
+        parents = zip(self.stages().items(), state['parents'], strict=True)
+        states = {name: {'state': parent, **stages} for (name, stages), parent in parents}
         return {'parents': states, 'count': index, 'weights': dict(zip(self.names, self._weights, strict=True))}
 
     def flow(self) -> Flow:
@@ -352,7 +361,7 @@ class NamedMixing(Mixing):
         super().__init__(stage)
         self._named = dict(zip(stage.names, self.parents, strict=True))
         self._own = dict(zip(stage.names, stage._weights, strict=True))
-        self._lines, self._description = stage._lines(), stage.describe()
+        self._stages, self._description = stage.stages(), stage.describe()
         self._starts = {name: parent.state() for name, parent in self._named.items()}
         self._current: Mapping[str, int] = self._own
         self._mixed_names = list(self._named)
@@ -363,7 +372,7 @@ class NamedMixing(Mixing):
 
     def _state_of(self, i: int) -> Any:
         name = self._mixed_names[i]
-        return {'state': self._named[name].state(), 'pipeline': self._lines[name]}
+        return {'state': self._named[name].state(), **self._stages[name]}
 
     def state(self) -> Any:
         parents = {**dict(zip(self._mixed_names, self._current_states(), strict=True)), **self._removed}
@@ -375,9 +384,9 @@ class NamedMixing(Mixing):
             raise StateError(f'{self._description}: the state has weights of {missing}, but no states: {EARLIER}')
         named = [name for name in current if name in self._named]
         for name in named:
-            new = {'state': self._starts[name], 'pipeline': self._lines[name]}
+            new = {'state': self._starts[name], **self._stages[name]}
             saved = state['parents'].get(name, new)
-            check_fingerprint(saved['pipeline'], self._lines[name], self.strict)
+            check_fingerprint(saved['pipeline'], self._stages[name]['pipeline'], self.strict)
             await self._named[name].restore(saved['state'], terms)
         self._mixed, self._weights = [self._named[name] for name in named], tuple(current[name] for name in named)
         self._mixed_names = named

@@ -88,6 +88,9 @@ class Packing(Holding):
         # Where the pack begins: in the first document that is held, at these offsets.
         self._base: dict[str, Any] = {'offsets': [0] * len(self._features), 'document': 0, 'rows': 0}
         self._row = 0  # the next row of all shards
+        # The values of each feature in all rows before some rows: the last one up to the next row for which they are
+        # known, and later ones. None are after a state of an earlier release.
+        self._values: dict[int, list[int]] = {0: [0] * len(self._features)}
         self._place: int | None = None  # of the next row of this host from there on, if a mix decides it
         self._rows: list[list[Segment]] | None = None  # of the pack; None until it is computed
         self._after = self._base  # where the next pack begins
@@ -136,6 +139,8 @@ class Packing(Holding):
     def advance(self, count: int) -> None:
         """Move the position on by so many rows, which hosts have taken."""
         self._row += count
+        known = max((row for row in self._values if row <= self._row), default=0)
+        self._values = {row: values for row, values in self._values.items() if row >= known}
         if self._rows is None:
             return
         self._given = self._documents if count else self._given
@@ -213,6 +218,7 @@ class Packing(Holding):
         if self._seed is not None:
             order = np.random.default_rng(self._seed + base['rows']).permuted(range(len(rows)))
             rows = [rows[i] for i in order.tolist()]
+        self._count_values(rows)
         self._after = {
             'offsets': [0] * len(features) if document is None else list(document.offsets),
             'document': number,
@@ -221,6 +227,16 @@ class Packing(Holding):
         self._pending = document
         self._rows = rows
         self._documents = documents
+
+    def _count_values(self, rows: Sequence[Sequence[Segment]]) -> None:
+        """Count the values in the rows of a pack, from a row on before which they are known."""
+        begin, features = int(self._base['rows']), range(len(self._features))
+        sizes = [[0 for _ in features], *([sum(len(part.parts[i]) for part in row) for i in features] for row in rows)]
+        sums = np.cumsum(sizes, axis=0)
+        known = next((row for row in self._values if 0 <= row - begin < len(sums)), None)
+        if known is not None:
+            before = np.array(self._values[known]) - sums[known - begin]
+            self._values |= {begin + i: own for i, own in enumerate((sums + before).tolist())}
 
     def _offsets(self, document: Document, documents: Documents) -> list[int]:
         """Return the numbers of values of the first document of the pack that were given out."""
@@ -320,11 +336,13 @@ class Packing(Holding):
         holds = self._row > self._base['rows'] or any(self._base['offsets'])
         row = self.turns.state(self._row, self.keeps_host)
         documents = {} if self._given is None else {'documents': list(self._given)}
-        return self._held.state(holds, **self._base, row=row, **documents)
+        known = [row for row in self._values if row <= self._row]
+        values = {'values': [known[-1], *self._values[known[-1]]]} if known else {}
+        return self._held.state(holds, **self._base, row=row, **values, **documents)
 
     async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         expected = {'parent', *self._base, 'row'}
-        if not isinstance(state, Mapping) or not expected <= set(state) <= {*expected, 'held', 'documents'}:
+        if not isinstance(state, Mapping) or not expected <= set(state) <= {*expected, 'held', 'documents', 'values'}:
             keys = sorted(state) if isinstance(state, Mapping) else state
             raise StateError(f'pack: expected a state with {sorted(expected)}, got {keys!s:.200}')
         row = self.turns.at(state['row'], terms)
@@ -333,11 +351,18 @@ class Packing(Holding):
             raise StateError(f'pack: expected {len(self._features)} offsets, got {offsets!r:.200}')
         if not all(type(number) is int and number >= 0 for number in [*offsets, *numbers]):
             raise StateError(f'pack: expected integers >= 0, got offsets {offsets!r:.200} and {numbers}')
+        values = state.get('values', ())
+        are_counts = isinstance(values, list | tuple) and all(type(number) is int and number >= 0 for number in values)
+        if not are_counts or len(values) not in (0, 1 + len(self._features)):
+            raise StateError(
+                f'pack: expected a row and {len(self._features)} numbers of values before it, got {values!r:.200}'
+            )
         if row < state['rows']:
             raise StateError(f'pack: expected a row >= {state["rows"]}, got {row}')
         await self._held.restore(state, row > state['rows'] or any(offsets), terms)
         self._base = {key: state[key] for key in self._base}
         self._row = row
+        self._values = {values[0]: list(values[1:])} if values else {}
         self._rows = None
         self._pending = None
         self._given = Documents.of(state['documents']) if 'documents' in state else None

@@ -77,6 +77,15 @@ class Stream(Stage):
         """Return the state that an element follows, by its number from 0 to ``length()``."""
         return self.parent.state_at(index)
 
+    def outline(self) -> dict[str, Any]:
+        """Return the sources that the stage reads, plain JSON; ``state_description.py`` reads it with a state.
+
+        Stages with the state of their parent are left out. A stage without parents has sources that are not known.
+        """
+        if self.transparent:
+            return self.parent.outline()
+        return {'stage': self.describe(), 'of': [parent.outline() for parent in self.parents]}
+
     def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
         """Return what elements are made of, by their numbers; raise ``InvalidArgumentError`` if they have none."""
         self.length()

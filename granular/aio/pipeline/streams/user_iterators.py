@@ -28,6 +28,9 @@ class Iterated(Stream):
         super().__init__(*parents)
         self._dataset, self._rebuild = dataset, rebuild
 
+    def outline(self) -> dict[str, Any]:
+        return {'stage': self.describe()}  # its state is the user's
+
     def over(self, parents: Sequence[Any]) -> Stream:
         return self._rebuild(self._dataset, parents)
 
