@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from granular.aio.pipeline.shards import ShardByJaxProcess as ShardByJaxProcess
     from granular.aio.pipeline.shards import ShardByTorchRank as ShardByTorchRank
     from granular.aio.pipeline.shards import ShardOptions as ShardOptions
+    from granular.aio.pipeline.state_description import describe_state as describe_state
     from granular.aio.pipeline.transforms import DatasetOptions as DatasetOptions
     from granular.aio.pipeline.transforms import MultiprocessingOptions as MultiprocessingOptions
     from granular.aio.pipeline.transforms import ReadOptions as ReadOptions
@@ -83,6 +84,7 @@ else:
             'granular.aio.pipeline.data_source': 'DataSource',
             'granular.aio.pipeline.iter_dataset': 'IterDataset',
             'granular.aio.pipeline.shards': 'NoSharding ShardByJaxProcess ShardByTorchRank ShardOptions',
+            'granular.aio.pipeline.state_description': 'describe_state',
             'granular.aio.pipeline.transforms': 'DatasetOptions MultiprocessingOptions ReadOptions',
             'granular.aio.conversion.local_copy': 'LocalCopy',
             'granular.config': 'IOConfig',

@@ -48,14 +48,14 @@ _KINDS: Final[Mapping[type[Source], str]] = {
 def outline_of(source: Source) -> dict[str, Any]:
     """Return the outline of a dataset."""
     if (leaf := _only_source(source)) is not None:
-        return {'source': leaf.describe(), 'length': _epoch_of(source), 'elements': _length_of(source)}
+        return {'source': leaf.describe(), 'length': _epoch_of(source), 'elements': length_if_known(source)}
     of = [outline_of(parent) for parent in source.parents]
     kind = next((name for kind, name in _KINDS.items() if isinstance(source, kind)), None)
     if kind is None and len(of) == 1 and _is_passed_through(source):
         return of[0]
     arguments = source.arguments()
     unknown = kind is None or (kind == 'slice' and not arguments) or arguments.get('order', 'Index()') not in _ORDERS
-    shape = {'length': _length_of(source)} if unknown else {**arguments, **({'kept': True} if source.kept else {})}
+    shape = {'length': length_if_known(source)} if unknown else {**arguments, **({'kept': True} if source.kept else {})}
     return {'stage': source.describe() if unknown else kind, **shape, 'of': of}
 
 
@@ -74,7 +74,8 @@ def _only_source(source: Source) -> Source | None:
     return source
 
 
-def _length_of(source: Source) -> int | None:
+def length_if_known(source: Source) -> int | None:
+    """Return the length of a source; None if it is endless, or not known before it is open."""
     try:
         length = len(source)
     except (TypeError, ClosedError, InvalidArgumentError):
@@ -91,7 +92,7 @@ def _epoch_of(source: Source) -> int | None:
         beneath = beneath.parents[0]
         if isinstance(beneath, Repeat):  # a selection of several epochs
             return _epoch_of(beneath)
-    return _length_of(source)
+    return length_if_known(source)
 
 
 def sources_of(outline: Mapping[str, Any], path: str = '') -> list[tuple[str, Mapping[str, Any]]]:

@@ -10,7 +10,7 @@ from granular.aio.pipeline.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
 from granular.aio.pipeline.nodes.indices import LONGEST, IndexNode, Repeat, Slice, part_of
-from granular.aio.pipeline.nodes.outlines import outline_of
+from granular.aio.pipeline.nodes.outlines import length_if_known, outline_of
 from granular.aio.pipeline.nodes.patterns import nested
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
 from granular.aio.pipeline.origins import Picked
@@ -159,7 +159,7 @@ class Read(Stream):
 
     def outline(self) -> dict[str, Any]:
         whole = {'whole': True} if self.shard.drop_remainder else {}
-        return {'read': outline_of(self.source), **whole}
+        return {'read': outline_of(self.source), 'length': length_if_known(self.source), **whole}
 
     def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
         self.length()
