@@ -15,6 +15,7 @@ __version__ = '1.0.0a1'
 
 if TYPE_CHECKING:
     from granular import aio as aio
+    from granular import changes as changes
     from granular import errors as errors
     from granular import filters as filters
     from granular import formats as formats
@@ -75,7 +76,7 @@ else:
     lazy_names(
         __name__,
         {
-            'granular': 'aio errors filters formats grain kappadata metrics shuffle sources testing',
+            'granular': 'aio changes errors filters formats grain kappadata metrics shuffle sources testing',
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
             'granular.aio.conversion.convert': 'Conversion',
             'granular.aio.datasources.parquet.stream': 'ParquetIterDataset',

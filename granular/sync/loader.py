@@ -1,6 +1,6 @@
 """The sync API of :mod:`granular.aio.pipeline.loader.loader`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from numpy.typing import ArrayLike
@@ -43,8 +43,8 @@ class Loader(Unindexed, core.LoaderHandle, Closing):
     def __next__(self) -> Batch:
         return self._core.__next__()  # type: ignore[no-any-return]
 
-    def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        exclusively(self._core, lambda: self.aio.load(state, strict))
+    def load(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
+        exclusively(self._core, lambda: self.aio.load(state, changes))
 
     load_state_dict = load
 

@@ -55,8 +55,8 @@ class DatasetIterator(CursorHandle, Closing, Iterator[Element_co]):
         # Not `next`: an interrupt that comes where a function in C returns would keep its result from this one.
         return self._cursor.__next__()  # type: ignore[no-any-return]
 
-    def set_state(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        exclusively(self._cursor, lambda: run(self._cursor.restore(state, strict)))
+    def set_state(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
+        exclusively(self._cursor, lambda: run(self._cursor.restore(state, changes)))
 
     def set_next_index(self, index: int) -> None:
         cursor = self._cursor_for('set_next_index')
@@ -78,12 +78,12 @@ class DatasetIterator(CursorHandle, Closing, Iterator[Element_co]):
         """Return ``get_state()``, under the name that PyTorch calls."""
         return self.get_state()
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
         """Call ``set_state(state)``, under the name that PyTorch calls."""
-        if strict:
-            self.set_state(state)  # subclasses need no other argument
+        if changes:
+            self.set_state(state, changes)
         else:
-            self.set_state(state, strict=False)
+            self.set_state(state)  # subclasses need no other argument
 
     def stats(self) -> dict[str, float]:
         if self._runs:

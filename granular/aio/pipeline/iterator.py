@@ -1,7 +1,7 @@
 """A position in a running stream, and the asynchronous iterator over it."""
 
 import abc
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from numpy.typing import ArrayLike
@@ -13,7 +13,7 @@ from granular.aio.pipeline.cursor import Cursor
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.origins import Origins, Traceable, traced_elements
-from granular.aio.pipeline.position import VERSION, check_plain, check_version, restoring
+from granular.aio.pipeline.position import VERSION, applying, check_plain, check_version, restoring
 from granular.aio.pipeline.streams.flow import restore_checked
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.streams.tracing import Tracing, trace_of, traced
@@ -57,24 +57,25 @@ class StreamCursor(Cursor):
         index = check_integer('index', index, 0)
         if index > length:
             raise OutOfRangeError(f'index {index} is out of range: the stream has {counted(length, "element")}')
-        await self.restore({'version': VERSION, 'state': self.stream.state_at(index)}, True)
+        await self.restore({'version': VERSION, 'state': self.stream.state_at(index)})
 
-    async def restore(self, state: Mapping[str, Any], strict: bool) -> None:
-        """Continue from a state; with ``strict``, refuse that of a different pipeline."""
+    async def restore(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
+        """Continue from a state; refuse that of a pipeline which differs in more than the declared changes."""
         check_plain(state)
         if not isinstance(state, Mapping) or 'state' not in state:
             raise StateError(f'expected what get_state() or granular.load_state(path) returned, got {state!r:.200}')
         check_version(state)
         terms = restoring.get()  # those of the caller's thread
-        strict = strict and terms.strict
+        terms = terms._replace(changes=(*(terms.changes or ()), *changes))
         async with self.turn():
             self.check()
             try:
-                check_fingerprint(state.get('pipeline'), self._fingerprint, strict, resizable_stages(self.stream))
-                self.flow.set_strict(strict)
+                lines, resizable = state.get('pipeline'), resizable_stages(self.stream)
+                made = check_fingerprint(lines, self._fingerprint, terms.changes or (), resizable)
                 await self._go_back()
                 self._move()
-                await restore_checked(self.flow, state['state'], terms)
+                with applying(made):
+                    await restore_checked(self.flow, state['state'], terms)
                 self._undelivered = self._expected = False
             finally:
                 await self.settle()
@@ -134,17 +135,16 @@ class CursorHandle(Traceable):
         return self._cursor.get_state()
 
     @abc.abstractmethod
-    def set_state(self, state: Mapping[str, Any], strict: bool = True) -> Any:
+    def set_state(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> Any:
         """Continue from a state.
 
         Args:
           state: from ``get_state``.
-          strict: True to refuse a state of a pipeline whose stages have other descriptions; False to continue from it
-            with a warning, for a dataset that was copied elsewhere or a function that was renamed. If the pipelines
-            give different elements, elements are repeated or left out.
+          changes: what is different in this pipeline, as :mod:`granular.changes` declares it.
 
         Raises:
-          StateError: if this is not a state, or belongs to a different pipeline; the message names the differences.
+          StateError: if this is not a state, or belongs to a different pipeline; the message names the differences, and
+            the changes to declare if they are meant.
         """
 
     def get_next_index(self) -> int:
@@ -259,8 +259,8 @@ class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
             raise StopAsyncIteration
         return element
 
-    async def set_state(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        await self._cursor.restore(state, strict)
+    async def set_state(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
+        await self._cursor.restore(state, changes)
 
     async def set_next_index(self, index: int) -> None:
         await self._cursor.seek(index)

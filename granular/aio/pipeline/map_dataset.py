@@ -310,6 +310,17 @@ class MapOperations(PlannedOperations, Traceable, Chain, abc.ABC, Generic[Elemen
         """Replace each element for which a function returns False by None. Iteration skips these elements."""
         return self._of(elements.Filter(self._node, transform))
 
+    def exclude(self, indices: Sequence[int] | Ints) -> Self:
+        """Replace the elements at some indices by None, in all epochs. They are not read, and iteration skips them.
+
+        The order of the other elements stays: call it of the source, before ``shuffle``. A training that has begun
+        continues with :class:`granular.changes.Excluded`.
+
+        Args:
+          indices: indices of elements, negative ones from the end.
+        """
+        return self._of(elements.Excluded(self._node, indices))
+
     def select(self, fields: Sequence[str]) -> Self:
         """Keep some fields of each element, a dict. A reader reads only these fields."""
         if not isinstance(fields, Iterable):

@@ -12,7 +12,7 @@ from granular._support.indexing import Ints, integers_of
 from granular._support.text import counted
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.combinations import SourceChoice, Zip, choices_of
-from granular.aio.pipeline.nodes.elements import Batch, Filter, Handled, Streamed
+from granular.aio.pipeline.nodes.elements import Batch, Excluded, Filter, Handled, Streamed
 from granular.aio.pipeline.nodes.indices import IndexNode, in_epochs, inner_indices
 from granular.aio.pipeline.nodes.planned import Planned
 from granular.aio.pipeline.nodes.source import Source
@@ -229,6 +229,8 @@ def _traced_to_one(source: Source, picked: Picked) -> tuple[Source, Picked]:
     parent = source.parents[0]
     if isinstance(source, IndexNode):
         return parent, picked._replace(indices=inner_indices(source, picked.indices))
+    if isinstance(source, Excluded):
+        return parent, picked.chosen(source.remaining(picked.indices))
     if isinstance(source, BlockBuffer | Handled) or (
         source.elementwise and not isinstance(source.node if isinstance(source, Streamed) else source, Filter)
     ):

@@ -97,14 +97,13 @@ class StateDescription:
             numbers = (source.epoch, source.place, source.length, source.elements)
             shown.append([source.name, *('?' if number is None else f'{number:,}' for number in numbers)])
         widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-        lines = [
-            '  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in shown
-        ]
+        lines = ['  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in shown]
         for pack in self.packed:
             tokens = '' if pack.tokens is None else f', with {" and ".join(f"{n:,}" for n in pack.tokens)} tokens'
             lines.append(f'packed{_of(pack.name)}: {counted(pack.rows, "row")}{tokens}')
-        for held in self.held:
-            lines.append(f'held{_of(held.name)} by {held.stage}: {held.given:,} of its elements were given out')
+        lines += [
+            f'held{_of(held.name)} by {held.stage}: {held.given:,} of its elements were given out' for held in self.held
+        ]
         hosts = 'any number of hosts' if self.fits is None else counted(self.fits, 'host')
         alone = '' if self.host is None else f', of which only host {self.host}'
         return '\n'.join([*lines, f'fits {hosts}{alone} (saved on {self.saved_on})'])
@@ -183,9 +182,7 @@ class _Walk:
         hosts = max(self._hosts)
         host = next(iter(self._names)) if self._names and hosts > 1 else None
         fits = hosts if host is not None or self._held else None
-        return StateDescription(
-            tuple(self._sources), tuple(self._packed), tuple(self._held), hosts, fits, host
-        )
+        return StateDescription(tuple(self._sources), tuple(self._packed), tuple(self._held), hosts, fits, host)
 
     def loader(self, state: Mapping[str, Any]) -> None:
         step, outline = number_of(state, 'step'), state['stages']
@@ -193,7 +190,7 @@ class _Walk:
         if length is None or length % size == 0:
             taken = taken_of(outline, 0, step)
         else:  # the datapoints at the end of each epoch that fill no round were left out
-            used, (epoch, place) = length - length % size, divmod(step, length)
+            used, epoch = length - length % size, step // length
             parts = [taken_of(outline, i * length, i * length + used) for i in range(epoch)]
             taken = _sum([*parts, taken_of(outline, epoch * length, step)])
         self._add(outline, taken, '')

@@ -1,7 +1,7 @@
 """The Loader: batches in order, prefetched, resumable at any step."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
 import numpy as np
@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from granular._support.indexing import MOST, MOST_WORKERS, check_integer
 from granular._support.other_names import answering
-from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
+from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint
 from granular.aio.pipeline.execution.failures import OnError
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.loader.collate import DROPPED, Batch, Spec
@@ -23,6 +23,7 @@ from granular.aio.pipeline.position import VERSION, check_plain, check_version
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
 from granular.aio.runtime.threads import offload
+from granular.changes import Applied, BatchSize, Grown
 from granular.errors import InvalidArgumentError, StateError
 
 
@@ -129,7 +130,8 @@ class LoaderHandle(Traceable):
     def save(self) -> dict[str, Any]:
         """Return the state: plain JSON, the position of the next batch, independent of prefetched batches.
 
-        :func:`granular.describe_state` says what it holds. After the last batch of an epoch, the next batch is the first one of the
+        :func:`granular.describe_state` says what it holds.
+        After the last batch of an epoch, the next batch is the first one of the
         next epoch.
         """
         source, epochs = self._core.flow.source, self._core.flow.epochs_if_open()
@@ -140,16 +142,14 @@ class LoaderHandle(Traceable):
         }  # fmt: skip
 
     @abc.abstractmethod
-    def load(self, state: Mapping[str, Any], strict: bool = True) -> Any:
+    def load(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> Any:
         """Continue from a state; also possible while iterating. Drops prefetched batches.
 
         A state of granular 0.21, ``{'step': ..., 'seed': ...}``, is compared by these.
 
         Args:
           state: from ``save``.
-          strict: True to refuse a state of a source with another seed or other stages; False to continue from it with
-            a warning, for a dataset that was copied elsewhere or a function that was renamed. If the sources give
-            different datapoints, datapoints are repeated or left out.
+          changes: what is different in this source, as :mod:`granular.changes` declares it.
 
         Raises:
           StateError: if this is not a state, or belongs to a different source, or was saved with a batch size that does
@@ -337,7 +337,7 @@ class Loader(LoaderHandle):
         self.__dict__.update(state)
         self._core.close_with(self)
 
-    def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
+    def load(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
         check_plain(state)
         step = state.get('step') if isinstance(state, Mapping) else None
         if type(step) is not int or not 0 <= step < 1 << 63:
@@ -347,7 +347,7 @@ class Loader(LoaderHandle):
             raise StateError(f'expected the length of an epoch, got {length!r:.100} in {state!r:.200}')
         if 'version' in state:  # those of granular 0.21 have none
             check_version(state)
-        self._check_source(state, strict)
+        made = self._check_source(state, changes)
         self._core.check()
         epochs = self._core.flow.epochs_if_open()
         own = length if epochs is None else epochs.length
@@ -357,20 +357,36 @@ class Loader(LoaderHandle):
                 f'the state was saved with another batch size: its step {place}{" of an epoch" if own else ""} is not '
                 f"a multiple of this loader's {self.batch} datapoints per batch"
             )
+        self._check_changes(made, place)
         described = self._core.flow.source.describe()
         if own is not None and place > own:
             raise StateError(f'the state is at step {step}, {described} has {own} datapoints')
         self._core.load(epoch * (own or 0) + place)
 
-    def _check_source(self, state: Mapping[str, Any], strict: bool) -> None:
-        """Check that a state belongs to this source."""
+    def _check_source(self, state: Mapping[str, Any], changes: Sequence[Any]) -> list[Applied]:
+        """Check that a state belongs to this source. Returns the declared changes that were made."""
         seed = state.get('seed', self.source.seed)
         if seed != self.source.seed and (self.source.seed or 'pipeline' not in state):  # the stages have seeds, too
-            refuse_state(f'the state was saved with seed {seed}, this source has {self.source.seed}', strict)
+            raise StateError(
+                f'the state was saved with seed {seed}, this source has {self.source.seed}: pass the seed of the state'
+            )
         if 'pipeline' in state:
-            check_fingerprint(state['pipeline'], fingerprint(self.source), strict)
-        elif orders := block_orders(self.source):
-            refuse_state(f'the state is of granular 0.21, which has none of the orders {orders} of this source', strict)
+            return check_fingerprint(state['pipeline'], fingerprint(self.source), changes)
+        if orders := block_orders(self.source):
+            raise StateError(
+                f'the state is of granular 0.21, which has none of the orders {orders} of this source: continue with '
+                f'another order, or from the start of an epoch'
+            )
+        return []
+
+    def _check_changes(self, made: Sequence[Applied], place: int) -> None:
+        """Refuse a change of the number of datapoints within an epoch."""
+        for change, was, now in made:
+            if isinstance(change, Grown | BatchSize) and place:
+                raise StateError(
+                    f'{change!r} is declared, {now!r} in place of {was!r}, and {place} datapoints of an epoch were '
+                    f'taken, which it divides differently: load a state of the end of an epoch'
+                )
 
     load_state_dict = load
 

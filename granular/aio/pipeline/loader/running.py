@@ -26,7 +26,14 @@ from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.summary import ExecutionSummary, StageSummary, Times
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.lifecycle import Computing
-from granular.errors import ClosedError, DatapointError, GranularError, InvalidArgumentError, OutOfRangeError, StateError
+from granular.errors import (
+    ClosedError,
+    DatapointError,
+    GranularError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    StateError,
+)
 
 if TYPE_CHECKING:
     from granular.aio.pipeline.execution.workers import Workers

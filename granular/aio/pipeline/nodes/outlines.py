@@ -21,7 +21,7 @@ from granular.aio.pipeline.nodes.combinations import (
     choices_of,
     turns_before,
 )
-from granular.aio.pipeline.nodes.elements import Batch, Filter, Handled, Streamed
+from granular.aio.pipeline.nodes.elements import Batch, Excluded, Filter, Handled, Streamed
 from granular.aio.pipeline.nodes.indices import (
     ENDLESS,
     IndexNode,
@@ -62,13 +62,17 @@ def outline_of(source: Source) -> dict[str, Any]:
 def _is_passed_through(source: Source) -> bool:
     """Return whether each element of a stage is made of the one at the same index of its source."""
     node = source.node if isinstance(source, Streamed) else source
-    return isinstance(node, BlockBuffer | Handled | IndexNode) or (node.elementwise and not isinstance(node, Filter))
+    return isinstance(node, BlockBuffer | Excluded | Handled | IndexNode) or (
+        node.elementwise and not isinstance(node, Filter)
+    )
 
 
 def _only_source(source: Source) -> Source | None:
     """Return the source of which each element is one datapoint; None if there are several, or elements combine some."""
     while source.parents:
-        if len(source.parents) > 1 or not (source.elementwise or isinstance(source, IndexNode | BlockBuffer | Handled)):
+        if len(source.parents) > 1 or not (
+            source.elementwise or isinstance(source, IndexNode | BlockBuffer | Excluded | Handled)
+        ):
             return None
         source = source.parents[0]
     return source

@@ -144,8 +144,8 @@ class Held:
             if changed is not None:
                 await restore_checked(self._parent, changed, self._terms)
                 self._changes.append([count, changed])
-        found, strict = self._parent.state(), self._parent.strict
-        same = same_position(found, after, strict, reread=True)
+        found = self._parent.state()
+        same = same_position(found, after, reread=True)
         if self._count != held['count'] or self._ended != held['ended'] or not same:
             raise StateError(
                 f'{self._stage}: the elements that it held could not be read again: {self._count} of '
@@ -155,7 +155,7 @@ class Held:
         self._again, self._terms = again, terms
         await restore_checked(self._parent, after, terms)
         self._after = self._parent.state()
-        if not same_position(self._after, after, strict):
+        if not same_position(self._after, after):
             self._changes.append([len(again), self._after])
 
 

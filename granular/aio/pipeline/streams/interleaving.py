@@ -10,7 +10,7 @@ from granular.aio.pipeline.execution.failures import RECENT
 from granular.aio.pipeline.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.pipeline.position import EARLIER, FREE, RestoreRules
+from granular.aio.pipeline.position import EARLIER, FREE, RestoreRules, applying
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import (
     Flow,
@@ -241,7 +241,6 @@ class Interleaving(Outlasting):
                 f'now: make the datasets as when the state was saved'
             )
         if flow is not None:
-            flow.set_strict(self.strict)
             self._flows[number] = flow  # first: it is used again, or closed, if it refuses the state
             if number in self._saved:
                 await self._restore_stream(number, flow, self._saved[number])
@@ -254,12 +253,15 @@ class Interleaving(Outlasting):
     async def _restore_stream(self, number: int, flow: Flow, state: Any) -> None:
         """Continue a stream from its state; raise ``StateError`` if it was made of something else."""
         try:
+            made: Sequence[Any] = ()
             if self._stage.made_later:
                 stream = self._started[flow]
                 lines = fingerprint(stream)
-                check_fingerprint(self._lines.get(number), lines, self.strict, resizable_stages(stream))
+                changes = self._terms.changes or ()
+                made = check_fingerprint(self._lines.get(number), lines, changes, resizable_stages(stream))
                 self._lines[number] = lines
-            await restore_checked(flow, state, self._terms)
+            with applying(made):
+                await restore_checked(flow, state, self._terms)
         except StateError as error:
             raise StateError(f'{self._stage.describe()}, stream {number}: {error}') from error
 

@@ -7,7 +7,6 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from granular._support.indexing import Ints
-from granular._support.text import logger
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.combinations import all_turns_before, turns, turns_before
@@ -15,11 +14,12 @@ from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.nodes.patterns import mixed as mixed_pattern
 from granular.aio.pipeline.origins import Picked
-from granular.aio.pipeline.position import EARLIER, FREE, RestoreRules
+from granular.aio.pipeline.position import EARLIER, FREE, RestoreRules, applying
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.packing import Packing
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.threads import offload
+from granular.changes import Added, Removed, declaration
 from granular.errors import DatapointError, StateError
 
 _PLANNED: Final = 64  # steps that are planned at a time
@@ -382,12 +382,15 @@ class NamedMixing(Mixing):
         count, current, self._states = number_of(state, 'count'), self._chosen(state, terms), None
         if missing := [name for name in state.get('weights', ()) if name in current and name not in state['parents']]:
             raise StateError(f'{self._description}: the state has weights of {missing}, but no states: {EARLIER}')
+        if terms.changes is not None:
+            self._check_names(state['parents'], current, terms.changes)
         named = [name for name in current if name in self._named]
         for name in named:
             new = {'state': self._starts[name], **self._stages[name]}
             saved = state['parents'].get(name, new)
-            check_fingerprint(saved['pipeline'], self._stages[name]['pipeline'], self.strict)
-            await self._named[name].restore(saved['state'], terms)
+            made = check_fingerprint(saved['pipeline'], self._stages[name]['pipeline'], terms.changes or ())
+            with applying(made):
+                await self._named[name].restore(saved['state'], terms)
         self._mixed, self._weights = [self._named[name] for name in named], tuple(current[name] for name in named)
         self._mixed_names = named
         self._removed = {name: state['parents'][name] for name in current if name not in self._named}
@@ -395,11 +398,18 @@ class NamedMixing(Mixing):
         self._count = count
         self._ended = False
         self._arrange()
-        # Both follow from a name that was changed by mistake, too.
-        if begun := [name for name in current if name not in state['parents']]:
-            logger.warning('%s: begins %s, which the state does not have', self._description, begun)
-        if dropped := [name for name in state['parents'] if name not in self._named]:
-            logger.warning('%s: leaves out %s, which the state has', self._description, dropped)
+
+    def _check_names(self, saved: Mapping[str, Any], current: Mapping[str, int], changes: Sequence[Any]) -> None:
+        """Refuse a state of other streams, which a name that was changed by mistake leads to, unless it is declared."""
+        others = [
+            *(Added(name) for name in current if name not in saved),
+            *(Removed(name) for name in saved if name not in self._named),
+        ]
+        if undeclared := [change for change in others if change not in changes]:
+            raise StateError(
+                f'{self._description}: the state has the streams {sorted(saved)}: if this is meant, pass '
+                f'{declaration(undeclared)}'
+            )
 
     def _chosen(self, state: Mapping[str, Any], terms: RestoreRules) -> Mapping[str, int]:
         """Return the weights to continue with; raise ``StateError`` if a later stage needs others."""

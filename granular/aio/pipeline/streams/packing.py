@@ -3,15 +3,14 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
 from granular._support.text import counted
-from granular.aio.pipeline.describe import refuse_state
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
-from granular.aio.pipeline.position import FREE, RestoreRules, Turns
+from granular.aio.pipeline.position import FREE, RestoreRules, Turns, applied
 from granular.aio.pipeline.streams.bins import Bins, Concatenated, Document, Segment
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.held import Holding
@@ -20,6 +19,7 @@ from granular.aio.pipeline.streams.rows import TEXT, array_of, check_value, fill
 from granular.aio.pipeline.streams.stream import Staged, Stream, in_epoch
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.threads import offload
+from granular.changes import RowLength
 from granular.errors import DatapointError, StateError
 from granular.formats.checksums import crc32c
 
@@ -244,7 +244,6 @@ class Packing(Holding):
         beyond = any(offset > size for offset, size in zip(offsets, document.sizes, strict=True))
         if beyond or not self._check(documents):
             self._refuse()
-            return [0] * len(offsets)
         return offsets
 
     def _check(self, documents: Documents, complete: bool = False) -> bool:
@@ -256,16 +255,15 @@ class Packing(Holding):
             return documents.number >= given.number and (not given.ended or documents == given)
         return documents.number != given.number or documents.checksum == given.checksum
 
-    def _refuse(self) -> None:
-        """Refuse the documents that were read again, or let them be packed nevertheless."""
-        number, given, self._given = self._base['document'], self._given, None
+    def _refuse(self) -> NoReturn:
+        """Refuse the documents that were read again."""
+        number, given = self._base['document'], self._given
         which = (
             f'{counted(given.number, "element")} from number {number} on' if given else f'a part of element {number}'
         )
-        refuse_state(
-            f'{self._stage}: holds {which}, and other elements were read in their place than when the state was saved',
-            self.strict,
-            'continue with the same elements, or pass strict=False, which may repeat values or leave them out',
+        raise StateError(
+            f'{self._stage}: holds {which}, and other elements were read in their place than when the state was saved: '
+            f'continue with the same elements, or from a state that holds none of them'
         )
 
     def _document(self, element: Any, number: int) -> Document:
@@ -359,6 +357,14 @@ class Packing(Holding):
             )
         if row < state['rows']:
             raise StateError(f'pack: expected a row >= {state["rows"]}, got {row}')
+        resized = any(isinstance(made.change, RowLength) for made in applied.get())
+        begun = row > state['rows'] or (any(offsets) and self._recipe.strategy != 'concat_then_split')
+        if resized and begun:
+            raise StateError(
+                f'{self._stage}: {row - state["rows"]} rows of a pack were given out, which another length would fill '
+                f'differently: load a state between two packs, as at the start of an epoch; only rows of '
+                f"strategy='concat_then_split' continue at any token"
+            )
         await self._held.restore(state, row > state['rows'] or any(offsets), terms)
         self._base = {key: state[key] for key in self._base}
         self._row = row

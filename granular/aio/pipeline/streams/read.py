@@ -14,8 +14,9 @@ from granular.aio.pipeline.nodes.outlines import length_if_known, outline_of
 from granular.aio.pipeline.nodes.patterns import nested
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
 from granular.aio.pipeline.origins import Picked
-from granular.aio.pipeline.position import FREE, EvenTurns, RestoreRules, Turns
+from granular.aio.pipeline.position import FREE, EvenTurns, RestoreRules, Turns, applied
 from granular.aio.pipeline.shards import ShardOptions, as_shard
+from granular.aio.pipeline.streams.changed import position_after
 from granular.aio.pipeline.streams.decoding import Decoding, small_nbytes
 from granular.aio.pipeline.streams.flow import FilterCheck, Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
@@ -408,6 +409,8 @@ class Reading(Flow):
                 stage, kind = 'whose on_error leaves out elements that fail', 'on_error'
             terms = terms.of(f'to_iter_dataset, {stage}', f'to_iter_dataset, {kind}', False)
         position = self.turns.at(self._unnumbered(state), terms)
+        for made in applied.get():
+            position = position_after(made, self._read.source, position, terms)
         if type(position) is not int or not 0 <= position < 1 << 63:
             raise StateError(f'{self._read.describe()}: expected the position of an element, got {state!r:.100}')
         if position > self._length:
@@ -463,7 +466,7 @@ def _filters_of(source: Source) -> str:
     functions: list[str] = []
     last = source
     while source.parents:
-        if isinstance(source, elements.Filter | elements.FlatMap) or len(source.parents) > 1:
+        if isinstance(source, elements.Filter | elements.FlatMap | elements.Excluded) or len(source.parents) > 1:
             filters.append(source.describe())
         elif isinstance(source, elements.Function):
             functions.append(source.describe())

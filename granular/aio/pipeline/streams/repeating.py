@@ -33,7 +33,6 @@ class Repeated(Staged):
         epoch, index = divmod(index, max(1, self.parent.length()))
         return {'parent': super().state_at(index), 'epoch': epoch, 'empty': not index}
 
-
     def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
         return [(self.parent, picked._replace(indices=picked.indices % max(1, self.parent.length())))]
 

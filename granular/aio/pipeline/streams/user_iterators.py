@@ -85,7 +85,7 @@ class Iterating(Flow):
 
     async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         # The streams that it reads are restored within, by iterators of their own.
-        token = restoring.set(terms.of(self._stage, self.kind, True)._replace(strict=self.strict))
+        token = restoring.set(terms.of(self._stage, self.kind, True))
         try:
             await offload(self._call, self._iterator.set_state, copy.deepcopy(state))
         finally:

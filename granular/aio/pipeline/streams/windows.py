@@ -41,7 +41,6 @@ class WindowShuffled(Staged):
         window, place = divmod(index, self._size)
         return {'parent': super().state_at(window * self._size), 'window': window, 'place': place}
 
-
     def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
         windows, places = np.divmod(picked.indices, self._size)
         inner = np.empty_like(picked.indices)
