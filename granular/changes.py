@@ -29,8 +29,8 @@ __all__ = [
 _PACK: Final = re.compile(r'pack\((\{[^}]*\}+)(.*)\)')
 _BATCH: Final = re.compile(r'batch\((\d+)(.*)\)')
 _RANDOM: Final = re.compile(r'((?:random_map|Transform)\(.*), seed=(\d+|\([\d, ]+\))(.*)\)')
-_SOURCE: Final = re.compile(r'(.*) of (\d+)(, \d+ bytes)?')
-_NAMED_SOURCE: Final = re.compile(r'([A-Z]\w*)\(.*\)')
+_SOURCE: Final = re.compile(r'(?!(?:zip|mix|Interleave|interleave) of )(.*) of (\d+)(, \d+ bytes)?')
+_FILES: Final = re.compile(r'(ParquetIterDataset|TFRecordIterDataset)\(.*\)')
 _FUNCTION: Final = re.compile(r'((?:map|map_with_index|random_map|filter|flat_map|Transform)\()([^,()]+)(.*)')
 _BATCH_FUNCTION: Final = re.compile(r'(batch\(.*, batch_fn=)([^,()]+)(\))')
 
@@ -160,10 +160,8 @@ class Moved:
         before, after = _SOURCE.fullmatch(was), _SOURCE.fullmatch(now)
         if before is not None and after is not None:
             return cls(after[1]) if before[1] != after[1] and before.group(2, 3) == after.group(2, 3) else None
-        before, after = _NAMED_SOURCE.fullmatch(was), _NAMED_SOURCE.fullmatch(now)
-        if before is None or after is None or before[1] != after[1] or AugmentationSeed.between(was, now) is not None:
-            return None
-        return cls(now)
+        before, after = _FILES.fullmatch(was), _FILES.fullmatch(now)
+        return cls(now) if before is not None and after is not None and before[1] == after[1] else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from granular._support.text import logger
-from granular.changes import Applied, change_between, declaration
+from granular.changes import Applied, BatchSize, change_between, declaration
 from granular.errors import ClosedError, StateError
 from granular.shuffle import Blocks
 
@@ -132,6 +132,10 @@ def check_fingerprint(
         if not unknown:
             remedy = f'if this is meant, pass {declaration(undeclared)}'
         raise StateError(f'the state belongs to another pipeline: {"; ".join(differences[:_SHOWN])}{more}: {remedy}')
+    if sum(line.strip().startswith('batch(') for line in current) > 1:
+        for made in applied:
+            if isinstance(made.change, BatchSize):
+                raise StateError(f'{made.change!r} is declared, and several stages make batches: change one at a time')
     for change, was, now in applied:
         logger.info('the state was saved with %r, this pipeline has %r: declared by %r', was, now, change)
     return applied

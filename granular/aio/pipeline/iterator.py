@@ -13,7 +13,7 @@ from granular.aio.pipeline.cursor import Cursor
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.origins import Origins, Traceable, traced_elements
-from granular.aio.pipeline.position import VERSION, applying, check_plain, check_version, restoring
+from granular.aio.pipeline.position import VERSION, check_plain, check_version, restoring
 from granular.aio.pipeline.streams.flow import restore_checked
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.streams.tracing import Tracing, trace_of, traced
@@ -74,8 +74,8 @@ class StreamCursor(Cursor):
                 made = check_fingerprint(lines, self._fingerprint, terms.changes or (), resizable)
                 await self._go_back()
                 self._move()
-                with applying(made):
-                    await restore_checked(self.flow, state['state'], terms)
+                terms = terms._replace(applied=(*terms.applied, *made))
+                await restore_checked(self.flow, state['state'], terms)
                 self._undelivered = self._expected = False
             finally:
                 await self.settle()

@@ -5,9 +5,8 @@ holds elements back saves them by reference: the position before them, and how m
 (``streams/held.py``). ``docs/states.md`` describes the states for users; its table is made from ``FITS``.
 """
 
-import contextlib
 import contextvars
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
@@ -161,6 +160,7 @@ class RestoreRules(NamedTuple):
     weights: Literal['own', 'saved', 'same'] = 'own'
     # Those that are declared; None where a pipeline restores a state of its own.
     changes: tuple[Any, ...] | None = None
+    applied: tuple[Applied, ...] = ()  # those that were made since the state was saved
 
     def of(self, stage: str, kind: str, held: bool) -> 'RestoreRules':
         """Return these terms, and those of a stage before the later one."""
@@ -172,7 +172,21 @@ class RestoreRules(NamedTuple):
             return self._replace(weights=weights)
         if self.held and not held:
             return self._replace(in_step=fit.in_step, weights=weights)
-        return RestoreRules(stage, kind, held, fit.in_step and self.in_step, weights, self.changes)
+        return RestoreRules(stage, kind, held, fit.in_step and self.in_step, weights, self.changes, self.applied)
+
+    def later(self) -> 'RestoreRules':
+        """Return the terms under which a stage restores states that this pipeline has saved itself."""
+        return self._replace(applied=())
+
+    def check_held(self, *kinds: type[Any]) -> None:
+        """Raise ``StateError`` for changes of some kinds, if a later stage holds elements that they concern."""
+        for change, was, now in self.applied if self.held else ():
+            if isinstance(change, kinds):
+                raise StateError(
+                    f'{self.stage}: it holds {FITS[self.kind].holds} back, which must be read again as before, and '
+                    f'{change!r} is declared, {now or "nothing"!r} in place of {was or "nothing"!r}: load a state '
+                    f'where it holds none'
+                )
 
     def check_hosts(self, saved: int | None, own: int) -> None:
         """Raise ``StateError`` if the terms exclude a state of ``saved`` hosts, None if it names none, on ``own``."""
@@ -192,19 +206,6 @@ class RestoreRules(NamedTuple):
 FREE: Final = RestoreRules()
 restoring: Final[contextvars.ContextVar[RestoreRules]] = contextvars.ContextVar('restoring', default=FREE)
 """The terms under which an iterator of the user's restores the streams that it reads."""
-
-applied: Final[contextvars.ContextVar[tuple[Applied, ...]]] = contextvars.ContextVar('applied', default=())
-"""The declared changes that were made since a state was saved which is being restored."""
-
-
-@contextlib.contextmanager
-def applying(changes: Iterable[Applied]) -> Iterator[None]:
-    """Restore a state of a pipeline that was changed since."""
-    token = applied.set(tuple(changes))
-    try:
-        yield
-    finally:
-        applied.reset(token)
 
 
 class Turns:

@@ -120,7 +120,8 @@ class Loading(Flow):
         if (batches := self.batches) is None or (epochs := self.epochs) is None:
             return numbers * self.turns.stride
         epoch, place = np.divmod(numbers, batches)
-        return epoch * epochs.length + place * self.turns.stride
+        steps: Ints = epoch * epochs.length + place * self.turns.stride
+        return steps
 
     def number_at(self, step: int) -> int:
         """Return the number of the batch at a step; raise ``StateError`` between two batches."""

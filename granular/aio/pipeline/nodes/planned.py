@@ -283,11 +283,13 @@ def _in_place(source: Source, groups: Sequence[tuple[int, Ints]], plans: Sequenc
     places = np.concatenate([np.zeros(0, np.int64), *(chosen for _, chosen in groups)])
     counts = np.concatenate([np.zeros(0, np.int64), *(plan.counts for plan in plans)])
     order = np.argsort(np.repeat(places, counts), kind='stable')
-    joined = [
+    indices, begins, stops = (
         np.concatenate([np.zeros(0, np.int64), *(np.asarray(plan[i]) for plan in plans)])[order] for i in range(2, 5)
-    ]
+    )
     rows = None if not plans or plans[0].rows is None else np.concatenate([np.asarray(plan.rows) for plan in plans])
-    return Composition(source, counts[np.argsort(places)], *joined, None if rows is None else rows[order])
+    return Composition(
+        source, counts[np.argsort(places)], indices, begins, stops, None if rows is None else rows[order]
+    )
 
 
 class Wanted(NamedTuple):

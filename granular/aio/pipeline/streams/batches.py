@@ -16,6 +16,7 @@ from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import function_or
+from granular.changes import BatchSize
 from granular.errors import DatapointError, StateError
 
 
@@ -90,6 +91,7 @@ class Batching(Flow):
 
     async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         self._counter.restart()
+        terms.check_held(BatchSize)
         await self._parent.restore(state, terms)
 
 

@@ -10,7 +10,7 @@ from granular.aio.pipeline.execution.failures import RECENT
 from granular.aio.pipeline.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.pipeline.position import EARLIER, FREE, RestoreRules, applying
+from granular.aio.pipeline.position import EARLIER, FREE, RestoreRules
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import (
     Flow,
@@ -260,8 +260,8 @@ class Interleaving(Outlasting):
                 changes = self._terms.changes or ()
                 made = check_fingerprint(self._lines.get(number), lines, changes, resizable_stages(stream))
                 self._lines[number] = lines
-            with applying(made):
-                await restore_checked(flow, state, self._terms)
+            terms = self._terms._replace(applied=(*self._terms.applied, *made))
+            await restore_checked(flow, state, terms)
         except StateError as error:
             raise StateError(f'{self._stage.describe()}, stream {number}: {error}') from error
 

@@ -14,7 +14,7 @@ from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.nodes.patterns import mixed as mixed_pattern
 from granular.aio.pipeline.origins import Picked
-from granular.aio.pipeline.position import EARLIER, FREE, RestoreRules, applying
+from granular.aio.pipeline.position import EARLIER, FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.packing import Packing
 from granular.aio.pipeline.streams.stream import Stream
@@ -383,14 +383,13 @@ class NamedMixing(Mixing):
         if missing := [name for name in state.get('weights', ()) if name in current and name not in state['parents']]:
             raise StateError(f'{self._description}: the state has weights of {missing}, but no states: {EARLIER}')
         if terms.changes is not None:
-            self._check_names(state['parents'], current, terms.changes)
+            self._check_names(state, current, terms.changes)
         named = [name for name in current if name in self._named]
         for name in named:
             new = {'state': self._starts[name], **self._stages[name]}
             saved = state['parents'].get(name, new)
             made = check_fingerprint(saved['pipeline'], self._stages[name]['pipeline'], terms.changes or ())
-            with applying(made):
-                await self._named[name].restore(saved['state'], terms)
+            await self._named[name].restore(saved['state'], terms._replace(applied=(*terms.applied, *made)))
         self._mixed, self._weights = [self._named[name] for name in named], tuple(current[name] for name in named)
         self._mixed_names = named
         self._removed = {name: state['parents'][name] for name in current if name not in self._named}
@@ -399,11 +398,12 @@ class NamedMixing(Mixing):
         self._ended = False
         self._arrange()
 
-    def _check_names(self, saved: Mapping[str, Any], current: Mapping[str, int], changes: Sequence[Any]) -> None:
+    def _check_names(self, state: Mapping[str, Any], current: Mapping[str, int], changes: Sequence[Any]) -> None:
         """Refuse a state of other streams, which a name that was changed by mistake leads to, unless it is declared."""
+        saved, weights = state['parents'], {**dict.fromkeys(state['parents'], 1), **(state.get('weights') or {})}
         others = [
             *(Added(name) for name in current if name not in saved),
-            *(Removed(name) for name in saved if name not in self._named),
+            *(Removed(name) for name in saved if name not in self._named and weights[name]),
         ]
         if undeclared := [change for change in others if change not in changes]:
             raise StateError(

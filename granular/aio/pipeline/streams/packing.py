@@ -10,7 +10,7 @@ import numpy as np
 from granular._support.text import counted
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
-from granular.aio.pipeline.position import FREE, RestoreRules, Turns, applied
+from granular.aio.pipeline.position import FREE, RestoreRules, Turns
 from granular.aio.pipeline.streams.bins import Bins, Concatenated, Document, Segment
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.held import Holding
@@ -19,7 +19,7 @@ from granular.aio.pipeline.streams.rows import TEXT, array_of, check_value, fill
 from granular.aio.pipeline.streams.stream import Staged, Stream, in_epoch
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.threads import offload
-from granular.changes import RowLength
+from granular.changes import Excluded, RowLength
 from granular.errors import DatapointError, StateError
 from granular.formats.checksums import crc32c
 
@@ -357,7 +357,8 @@ class Packing(Holding):
             )
         if row < state['rows']:
             raise StateError(f'pack: expected a row >= {state["rows"]}, got {row}')
-        resized = any(isinstance(made.change, RowLength) for made in applied.get())
+        terms.check_held(RowLength, Excluded)  # of a later stage; this one compares what it holds
+        resized = any(isinstance(made.change, RowLength) for made in terms.applied)
         begun = row > state['rows'] or (any(offsets) and self._recipe.strategy != 'concat_then_split')
         if resized and begun:
             raise StateError(

@@ -14,7 +14,7 @@ from granular.aio.pipeline.nodes.outlines import length_if_known, outline_of
 from granular.aio.pipeline.nodes.patterns import nested
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
 from granular.aio.pipeline.origins import Picked
-from granular.aio.pipeline.position import FREE, EvenTurns, RestoreRules, Turns, applied
+from granular.aio.pipeline.position import FREE, EvenTurns, RestoreRules, Turns
 from granular.aio.pipeline.shards import ShardOptions, as_shard
 from granular.aio.pipeline.streams.changed import position_after
 from granular.aio.pipeline.streams.decoding import Decoding, small_nbytes
@@ -409,8 +409,7 @@ class Reading(Flow):
                 stage, kind = 'whose on_error leaves out elements that fail', 'on_error'
             terms = terms.of(f'to_iter_dataset, {stage}', f'to_iter_dataset, {kind}', False)
         position = self.turns.at(self._unnumbered(state), terms)
-        for made in applied.get():
-            position = position_after(made, self._read.source, position, terms)
+        position = position_after(terms, self._read.source, position)
         if type(position) is not int or not 0 <= position < 1 << 63:
             raise StateError(f'{self._read.describe()}: expected the position of an element, got {state!r:.100}')
         if position > self._length:

@@ -116,7 +116,10 @@ class Repeating(Outlasting):
         self._mixes = mixes
         self._shared = uneven or None
         # Elements that a later stage holds are read again with the same weights, also beyond this epoch.
-        self._terms, self._start = terms, state.get('start', self._own) if terms.weights == 'saved' else self._own
+        self._terms, self._start = (
+            terms.later(),
+            state.get('start', self._own) if terms.weights == 'saved' else self._own,
+        )
 
 
 class Limiting(Flow):
