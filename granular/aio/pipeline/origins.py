@@ -15,7 +15,7 @@ from granular.aio.pipeline.nodes.combinations import SourceChoice, Zip, choices_
 from granular.aio.pipeline.nodes.elements import Batch, Excluded, Filter, Handled, Streamed
 from granular.aio.pipeline.nodes.indices import IndexNode, in_epochs, inner_indices
 from granular.aio.pipeline.nodes.planned import Planned
-from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.nodes.source import Source, parents_of
 from granular.aio.pipeline.planning import ranges
 from granular.errors import InvalidArgumentError, OutOfRangeError
 
@@ -194,16 +194,20 @@ def _joined(parts: Sequence[Ints]) -> Ints:
 
 def names_of(source: Any, path: str = '') -> list[tuple[str, str]]:
     """Return the name and the description of each source that a stage is computed from, in their order."""
-    if not source.parents:
+    if not (parents := _parents_of(source)):
         return [(path or source.describe(), source.describe())]
-    labels = getattr(source, 'names', map(str, range(len(source.parents))) if len(source.parents) > 1 else ('',))
+    labels = getattr(source, 'names', map(str, range(len(parents))) if len(parents) > 1 else ('',))
     paths = ['/'.join(filter(None, (path, label))) for label in labels]
-    return [pair for parent, below in zip(source.parents, paths, strict=True) for pair in names_of(parent, below)]
+    return [pair for parent, below in zip(parents, paths, strict=True) for pair in names_of(parent, below)]
+
+
+def _parents_of(source: Any) -> tuple[Any, ...]:
+    return source.parents if isinstance(source, Stage) else parents_of(source)
 
 
 def _trace(source: Any, picked: Picked, first: int, found: list[tuple[Picked, int]]) -> None:
     """Trace elements of a stage, whose first leaf has a number, to the leaves."""
-    while source.parents:
+    while _parents_of(source):
         parts = source.traced_back(picked) if isinstance(source, Stage) else _traced_back(source, picked)
         if len(parts) > 1:
             for parent, part in parts:

@@ -176,12 +176,13 @@ class _Walk:
         self._packed: list[PackedState] = []
         self._held: list[HeldState] = []
         self._hosts = {1}
+        self._binds = False  # True if a stage holds what another number of hosts would divide differently
         self._names: set[int] = set()  # of hosts whose state is their own
 
     def description(self) -> StateDescription:
         hosts = max(self._hosts)
         host = next(iter(self._names)) if self._names and hosts > 1 else None
-        fits = hosts if host is not None or self._held else None
+        fits = hosts if host is not None or self._binds else None
         return StateDescription(tuple(self._sources), tuple(self._packed), tuple(self._held), hosts, fits, host)
 
     def loader(self, state: Mapping[str, Any]) -> None:
@@ -216,13 +217,15 @@ class _Walk:
             self.stage(outline['of'][0], state['parent'], name, epochs)
 
     def _hold(self, stage: str, state: Mapping[str, Any], name: str) -> None:
-        given = state.get('place', 0)
+        given, shared = state.get('place', 0), False
         if 'rows' in state:
+            shared = isinstance(state['row'], Mapping)
             row, values = self._at(state['row']), state.get('values', ())
             self._packed.append(PackedState(name, row, tuple(values[1:]) if values and values[0] == row else None))
             given = row - state['rows'] + any(state['offsets'])
         if given:
             self._held.append(HeldState(name, stage, given))
+            self._binds = self._binds or not shared
 
     def _at(self, state: Any) -> int:
         """Return the position in the turns of hosts."""

@@ -32,7 +32,7 @@ from granular.aio.pipeline.nodes.indices import (
     Wrapped,
     inner_indices,
 )
-from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.nodes.source import Source, parents_of
 from granular.errors import ClosedError, InvalidArgumentError
 from granular.shuffle import Index, Order, Permutation, Sequential
 
@@ -69,12 +69,12 @@ def _is_passed_through(source: Source) -> bool:
 
 def _only_source(source: Source) -> Source | None:
     """Return the source of which each element is one datapoint; None if there are several, or elements combine some."""
-    while source.parents:
-        if len(source.parents) > 1 or not (
+    while parents := parents_of(source):
+        if len(parents) > 1 or not (
             source.elementwise or isinstance(source, IndexNode | BlockBuffer | Excluded | Handled)
         ):
             return None
-        source = source.parents[0]
+        source = parents[0]
     return source
 
 
@@ -89,10 +89,10 @@ def length_if_known(source: Source) -> int | None:
 
 def _epoch_of(source: Source) -> int | None:
     """Return the number of datapoints that an epoch of a chain of stages over one source has."""
-    while source.parents and not isinstance(source, Slice):
+    while parents_of(source) and not isinstance(source, Slice):
         source = source.parents[0]
     beneath = source
-    while beneath.parents:
+    while parents_of(beneath):
         beneath = beneath.parents[0]
         if isinstance(beneath, Repeat):  # a selection of several epochs
             return _epoch_of(beneath)

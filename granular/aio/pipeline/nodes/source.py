@@ -210,6 +210,11 @@ def all_stages(source: Source) -> list[Source]:
     return [stage for stage in stages.values() if isinstance(stage, Source)]
 
 
+def parents_of(stage: Any) -> tuple[Any, ...]:
+    """Return the sources of a stage; a dataset of fields, which chooses of others itself, counts as one without any."""
+    return stage.parents if isinstance(stage, Source) else ()
+
+
 def length_of(source: Any) -> int:
     """Return the length of a source; raise ``InvalidArgumentError`` if the source has no length."""
     try:
