@@ -178,9 +178,9 @@ def origins_of(steps: Ints, source: Source | Stage, picked: Picked) -> Origins:
     """Return the datapoints of elements of a source, whose places are those of the steps."""
     found: list[tuple[Picked, int]] = []
     _trace(source, picked, 0, found)
-    numbers = [np.full(len(picked.places), number) for picked, number in found]
-    whole = Picked(*(_joined([part[i] for part, _ in found]) for i in range(len(Picked._fields))))
-    sources = _joined(numbers)
+    found = found or [(picked.chosen(slice(0)), 0)]
+    whole = Picked(*map(_joined, zip(*(part for part, _ in found), strict=True)))
+    sources = _joined([np.full(len(part.places), number) for part, number in found])
     if len(found) > 1:
         order = np.lexsort((whole.rows, whole.places))
         whole, sources = whole.chosen(order), sources[order]
@@ -189,7 +189,7 @@ def origins_of(steps: Ints, source: Source | Stage, picked: Picked) -> Origins:
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def names_of(source: Any, path: str = '') -> list[tuple[str, str]]:
