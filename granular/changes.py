@@ -2,6 +2,7 @@
 
 ::
 
+    state = iterator.get_state()
     iterator.set_state(state, changes=[granular.changes.RowLength({'tokens': 4096})])
 
 A pipeline that differs in something else is refused, and so is a change that is not declared: the error names the
@@ -53,6 +54,7 @@ class RowLength:
 
     ::
 
+        state = iterator.get_state()
         iterator.set_state(state, changes=[granular.changes.RowLength({'tokens': 4096})])
 
     Args:
@@ -78,6 +80,7 @@ class BatchSize:
 
     ::
 
+        state = iterator.get_state()
         iterator.set_state(state, changes=[granular.changes.BatchSize(128)])
 
     Args:
@@ -98,6 +101,7 @@ class AugmentationSeed:
 
     ::
 
+        state = iterator.get_state()
         iterator.set_state(state, changes=[granular.changes.AugmentationSeed(7)])
 
     Args:
@@ -123,7 +127,8 @@ class Grown:
 
     ::
 
-        loader.load(state, changes=[granular.changes.Grown('Web', 150_000)])
+        state = iterator.get_state()
+        iterator.set_state(state, changes=[granular.changes.Grown('Web', 150_000)])
 
     Args:
       source: the description of the source, as a state has it.
@@ -147,7 +152,8 @@ class Moved:
 
     ::
 
-        loader.load(state, changes=[granular.changes.Moved("DatasetReader('./copy')")])
+        state = iterator.get_state()
+        iterator.set_state(state, changes=[granular.changes.Moved("DatasetReader('./copy')")])
 
     Args:
       source: the new description of the source.
@@ -170,6 +176,7 @@ class Renamed:
 
     ::
 
+        state = iterator.get_state()
         iterator.set_state(state, changes=[granular.changes.Renamed('map(tokenize_text)')])
 
     Args:
@@ -196,6 +203,7 @@ class Excluded:
 
     ::
 
+        state = iterator.get_state()
         iterator.set_state(state, changes=[granular.changes.Excluded()])
     """
 
@@ -211,6 +219,7 @@ class Removed:
 
     ::
 
+        state = iterator.get_state()
         iterator.set_state(state, changes=[granular.changes.Removed('books')])
 
     Args:
@@ -230,6 +239,7 @@ class Added:
 
     ::
 
+        state = iterator.get_state()
         iterator.set_state(state, changes=[granular.changes.Added('code')])
 
     Args:

@@ -51,6 +51,7 @@ class Loader(Unindexed, core.LoaderHandle, Closing):
     def set_next_index(self, index: int) -> None:
         exclusively(self._core, lambda: self.aio.set_next_index(index))
 
+    @documented_by(core.LoaderHandle.indices)
     def indices(self, steps: ArrayLike) -> Origins:
         return self._core.flow.origins(steps)
 

@@ -27,7 +27,7 @@ from granular.aio.pipeline.transforms import (
 from granular.aio.runtime.portal import run
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy
-from granular.sync.base import Batched
+from granular.sync.base import Batched, documented_by
 from granular.sync.plans import BlockingPlans
 
 T = TypeVar('T')
@@ -102,6 +102,7 @@ class MapDataset(BlockingPlans, core.MapOperations[Element_co], Batched):
     def fetch(self, indices: ArrayLike) -> list[Element_co]:
         return without_failures(run(self._node.fetch(integers_of(indices, 'fetch')), immediate=True))
 
+    @documented_by(core.MapOperations.indices)
     def indices(self, steps: ArrayLike) -> Origins:
         return traced(self._node, steps)
 

@@ -173,11 +173,6 @@ class CursorHandle(Traceable):
     def indices(self, steps: ArrayLike) -> Any:
         """Return which datapoints elements are made of, from lengths alone: nothing is read.
 
-        ::
-
-            following = iterator.get_next_index()
-            print(iterator.indices(range(following, following + 100)))  # those of the next 100 elements
-
         Args:
           steps: numbers of elements, from 0 on; an integer, a range or an array.
 

@@ -29,8 +29,8 @@ class Origins:
 
     ::
 
-        origins = dataset.indices(range(1234, 1334))
-        pandas.DataFrame(origins.columns())
+        origins = await dataset.indices(range(1234, 1334))
+        print(origins.counts())  # {'range(0, 1000)': 100}
 
     Attributes:
       step: the step, as it was asked for, int64.
@@ -55,7 +55,7 @@ class Origins:
         return len(self.step)
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays by name, with the names of the sources in place of their numbers, as for a table."""
+        """Return the arrays by name, with the names of the sources in place of their numbers, as for a DataFrame."""
         arrays = {name: getattr(self, name) for name in ('step', 'row', 'source', 'index', 'begin', 'stop')}
         return {**arrays, 'source': np.array(self.sources, object)[self.source]}
 
@@ -82,7 +82,7 @@ class Traceable(abc.ABC):
 
         ::
 
-            origins = dataset.indices(range(1234, 1334))
+            origins = await dataset.indices(range(1234, 1334))
             print(origins)  # the step, row, source and index of each datapoint
 
         They are found through shuffles, selections, mixes, epochs, batches, ``pack`` and ``batch_by_size``.

@@ -118,7 +118,7 @@ class LoaderHandle(Traceable):
         ::
 
             following = loader.get_next_index()
-            print(loader.indices(range(following, following + 100)))  # those of the next 100 batches
+            print(await loader.indices(range(following, following + 100)))  # those of the next 100 batches
 
         Args:
           steps: numbers of batches of this shard, from 0 on, over all epochs; an integer, a range or an array.
