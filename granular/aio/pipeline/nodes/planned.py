@@ -39,7 +39,7 @@ _KEPT: Final = 2  # epochs: one that ends while the next begins
 
 
 class Arrangement(NamedTuple):
-    """What a plan is in one epoch."""
+    """The order of a plan in one epoch."""
 
     table: NDArray[Any]  # the position in the epoch of each slot; where documents are concatenated, their ends
     units: NDArray[Any] | None = None  # the row, or group of batches, at each place; None for their own order
@@ -293,7 +293,7 @@ def _in_place(source: Source, groups: Sequence[tuple[int, Ints]], plans: Sequenc
 
 
 class Wanted(NamedTuple):
-    """What a row or batch is made of."""
+    """The documents of a row or batch, and their sizes."""
 
     documents: Ints  # indices of the source, or of the parent if functions follow the source
     sizes: list[Ints]  # of each value that has sizes
