@@ -66,7 +66,8 @@ OPERATIONS = {
 }  # fmt: skip
 REFUSED = {
     'batch_by_size': 'batch_by_size: ', 'pack': 'pack: ',
-    'concatenate': 'concatenate: ', 'exclude': 'exclude: ', 'filter_classes': 'selection by class: ', 'oversample': 'selection by class: ',
+    'concatenate': 'concatenate: ', 'exclude': 'exclude: ',
+    'filter_classes': 'selection by class: ', 'oversample': 'selection by class: ',
     'percent': 'percent: ', 'repeat': 'repeat: ', 'repeat, endless': 'repeat: ',
     'shuffle, Permutation': r'shuffle with Permutation\(\): ', 'slice, indices': 'selection by indices: ',
     'subset': 'selection by indices: ',
