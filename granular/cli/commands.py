@@ -226,7 +226,7 @@ def index(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
 @app.command()
 @with_store_options
 def state(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
-    """Describe a state that granular.save_state wrote: what of each source was taken, and which hosts it fits."""
+    """Describe a saved state: what of each source was taken. It is that of a file or directory of save_state."""
     path = open_path(url)
     description = granular.describe_state(run(read_state(path.aio)))
     if as_json:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from granular._support.other_names import answering
 from granular._support.text import counted
 from granular.aio.pipeline.nodes.outlines import sources_of, taken_of
 from granular.aio.pipeline.position import VERSION, check_plain, check_version
@@ -113,6 +114,7 @@ def _of(name: str) -> str:
     return f' of {name}' if name else ''
 
 
+@answering()
 def describe_state(state: Mapping[str, Any]) -> StateDescription:
     """Describe a state: what of each source was taken, what is held, and which hosts the state fits. Reads no data.
 
