@@ -8,7 +8,7 @@ ORACLES := .oracles/0.21.1/ready .oracles/0.24.2/ready .oracles/grain/ready \
 	.oracles/kappadata-0.0.8/ready .oracles/kappadata-1.4.15/ready .oracles/megatron-core-0.16.1/ready
 
 RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litdata granular kappadata spdl datago \
-	energon lance
+	energon lance lhotse s3torchconnector
 # A build for the CPU: the plain name brings gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
@@ -158,6 +158,8 @@ spdl        := spdl spdl-io numpy
 datago      := datago numpy
 energon     := $(TORCH) megatron-energon webdataset numpy
 lance       := pylance numpy
+lhotse      := $(TORCH) lhotse
+s3torchconnector := $(TORCH) s3torchconnector
 # What it requires has no build for the CPU, and its caches do not need it.
 bare_kappadata := kappadata
 

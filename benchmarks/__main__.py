@@ -21,6 +21,7 @@ from benchmarks import (
     remote,
     requests,
     rest,
+    rewriting,
     sharding,
     training,
 )  # fmt: skip
@@ -34,11 +35,11 @@ BENCHMARKS = {
         requests.requests, remote.medium, remote.many, remote.small, remote.large, remote.tls, remote.tail,
         remote.faults,
         pipelines.streams, pipelines.blocks, pipelines.overhead, pipelines.workers, pipelines.labels, pipelines.torch,
-        mixing.mixing, planning.planning, caching.blockcache, caching.shared,
+        mixing.mixing, planning.planning, planning.padding, planning.tokens, caching.blockcache, caching.shared,
         local_rivals.local_rivals,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
         arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, sharding.sharding,
-        opening.shard_opening,
+        opening.shard_opening, rewriting.rewriting,
         training.training,
         accelerator.accelerator,
     )

@@ -1,4 +1,6 @@
-"""Reads from a bucket: granular, wrk, a plain aiohttp loop, obstore, s3fs, gcsfs, tensorstore and other loaders."""
+"""Reads from a bucket: granular, wrk, a plain aiohttp loop, obstore, s3fs, gcsfs, tensorstore, s3torchconnector and
+other loaders.
+"""
 
 import functools
 import os
@@ -73,6 +75,7 @@ def _medium(data: Data, url: str, which: str) -> tuple[list[Bar], Table]:
             'bare aiohttp loop': lambda: rival(data, 'aiohttp', 'aiohttp', **job)['rate'],
             'gcsfs cat_ranges': lambda: rival(data, 'gcsfs', 'fsspec', **few, scheme='gs')['rate'],
             's3fs cat_ranges': lambda: rival(data, 's3fs', 'fsspec', **few, scheme='s3')['rate'],
+            's3torchconnector': lambda: rival(data, 's3torchconnector', 's3torchconnector', **job)['rate'],
         },
     )
     if bucket:
@@ -84,6 +87,7 @@ def _medium(data: Data, url: str, which: str) -> tuple[list[Bar], Table]:
             'webdataset, 4 workers': 1.5,
             'mosaicml-streaming': 4,
             's3fs cat_ranges': 6,
+            's3torchconnector': 2,
             'obstore': 1.0,
             'wrk -t1 -c256': 0.95,
         }

@@ -1,7 +1,10 @@
-"""Datasets of one shard and of many on the local disk: processor time of a record, beside a floor program."""
+"""Datasets of one shard and of many: on the local disk the processor time of a record, beside a floor program; in a
+bucket the records per second.
+"""
 
 import collections
 import functools
+import itertools
 import os
 import pathlib
 import resource
@@ -12,14 +15,15 @@ from typing import Any, Final
 import numpy as np
 
 import granular
-from benchmarks.bars import Bar, Result
+from benchmarks.bars import Bar, Result, ratio
 from benchmarks.data import SPEC, Data
 from benchmarks.nginx import Server
-from benchmarks.remote import in_turns, ours, table
+from benchmarks.remote import INFLIGHT, in_turns, ours, table
 from granular.aio.bags.reader import bag_of
 
 RECORDS: Final = 20_000
 SHARDS: Final = (1, 100, 1000)
+REMOTE: Final = (1, 1000, 10_000)  # shards in the bucket
 BATCH: Final = 64
 OTHERS: Final = ('loader', 'stream', 'iteration')
 
@@ -60,16 +64,29 @@ def sharding(data: Data, server: Server) -> Result:
             limited, free = (found[case, layout, '1000', indexed] for case in ('limited', 'fetch'))
             behind = f'{limited:.1f} us / {free:.1f} us'
             bars.append(Bar(f'fetch, ulimit -n 1024 / unlimited, {name}', limited / free, 1.3, behind, at_most=True))
+    rates = in_turns(data.runs(), {shards: functools.partial(_rate, data, server, shards) for shards in REMOTE})
+    for few, many in itertools.pairwise(REMOTE):
+        name = f'Loader, 3 keys, 4 kB, 25 ms server, {many:,} shards / {few:,}'
+        bars.append(ratio(name, rates[many], rates[few], 0.95))
     title = 'Processor time of a datapoint of 3 keys, 4 kB, in the page cache'
     rows = {
         ', '.join(filter(None, (case, layout, f'{shards} shards', how))): cost
         for (case, layout, shards, how), cost in found.items()
     }
-    return bars, [table('sharding', title, 'us', rows)]
+    remote = {f'{shards:,} shards': rate for shards, rate in rates.items()}
+    return bars, [
+        table('sharding', title, 'us', rows),
+        table('sharding-remote', 'Datapoints of 3 keys, 4 kB, shuffled, 25 ms server', 'records/s', remote),
+    ]
 
 
 def _cost(data: Data, what: str, folder: str, files: int) -> float:
     return ours(data, 'cost', module='sharding', case=what, folder=folder, files=files)['us']
+
+
+def _rate(data: Data, server: Server, shards: int) -> float:
+    place, count = written(data, 'columns', shards, True), data.count(20_000)
+    return ours(data, 'remote', module='sharding', url=f'{server.delayed}/{place.name}', batches=count // BATCH)['rate']
 
 
 def written(data: Data, layout: Any, shards: int, indexed: bool) -> pathlib.Path:
@@ -101,6 +118,19 @@ def cost(job: Job) -> dict[str, float]:
     decoders = None if job['case'] == 'fetch' else {**granular.decoders, 'bytes': len, 'utf8': len}
     with granular.ShardedDatasetReader(job['folder'], decoders) as reader:
         return {'us': _best(*_READS[job['case']](reader, picks))}
+
+
+def remote(job: Job) -> dict[str, float]:
+    """Measure the datapoints per second of the Loader from a server."""
+    path = granular.Path(job['url'], config=granular.IOConfig(concurrency=INFLIGHT))
+    with (
+        granular.ShardedDatasetReader(path, {**granular.decoders, 'bytes': len, 'utf8': len}) as reader,
+        granular.Loader(granular.sources.Epochs(reader, shuffle=True, seed=0), BATCH) as loader,
+    ):
+        next(loader)  # opens the connections
+        started = time.perf_counter()
+        _drop(next(loader) for _ in range(job['batches']))
+        return {'rate': job['batches'] * BATCH / (time.perf_counter() - started)}
 
 
 def _best(read: Callable[[], object], count: int) -> float:

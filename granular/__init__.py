@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from granular.aio.caches.memory_source import InMemoryDataSource as InMemoryDataSource
     from granular.aio.conversion.convert import Conversion as Conversion
     from granular.aio.conversion.local_copy import LocalCopy as LocalCopy
+    from granular.aio.conversion.rewrite import Rewriting as Rewriting
     from granular.aio.datasources.parquet.stream import ParquetIterDataset as ParquetIterDataset
     from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset as TFRecordIterDataset
     from granular.aio.pipeline.blocking_iterator import DatasetIterator as DatasetIterator
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from granular.sync.functions import convert as convert
     from granular.sync.functions import copy_to_local as copy_to_local
     from granular.sync.functions import load_state as load_state
+    from granular.sync.functions import rewrite as rewrite
     from granular.sync.functions import save_state as save_state
     from granular.sync.functions import verify as verify
     from granular.sync.loader import Loader as Loader
@@ -88,6 +90,7 @@ else:
             'granular.aio.pipeline.state_description': 'describe_state',
             'granular.aio.pipeline.transforms': 'DatasetOptions MultiprocessingOptions ReadOptions',
             'granular.aio.conversion.local_copy': 'LocalCopy',
+            'granular.aio.conversion.rewrite': 'Rewriting',
             'granular.config': 'IOConfig',
             'granular.errors': 'GranularError',
             'granular.formats.codecs': 'decoders encoders',
@@ -99,7 +102,7 @@ else:
                 'ArrayRecordDataSource MegatronDataSource ParquetDataSource TFRecordDataSource TokenWindows '
                 'WebDatasetDataSource open'
             ),
-            'granular.sync.functions': 'build_index clean convert copy_to_local load_state save_state verify',
+            'granular.sync.functions': 'build_index clean convert copy_to_local load_state rewrite save_state verify',
             'granular.sync.loader': 'Loader',
             'granular.sync.path': 'Path',
             'granular.sync.pipeline': 'MapDataset',

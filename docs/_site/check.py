@@ -49,6 +49,8 @@ SEARCHES = {
     'megatron': 'sources.html#megatron',
     'moto': 'recipes/testing.html',
     'asyncio': 'recipes/asyncio.html',
+    'relabel': 'change-a-dataset.html#relabel',
+    'concatenate': 'change-a-dataset.html#concatenate',
     'batch_size': 'reference/pipelines.html#granular.IterDataset.batch',
     'num_workers': 'coming-from/others.html#pytorch',
 }

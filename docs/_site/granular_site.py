@@ -96,7 +96,7 @@ class CommandLine(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         os.environ.update(COLUMNS='100', TERMINAL_WIDTH='100', NO_COLOR='1')
         typer = importlib.import_module('typer')
-        for module in ('measuring', 'transfers'):
+        for module in ('edit', 'measuring', 'transfers'):
             importlib.import_module(f'granular.cli.{module}')
         group = typer.main.get_command(importlib.import_module('granular.cli.commands').app)
         context = group.make_context('granular', [], resilient_parsing=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from granular.aio.caches.shared_cache import SharedMemoryCache as SharedMemoryCache
     from granular.aio.conversion.convert import convert as convert
     from granular.aio.conversion.local_copy import copy_to_local as copy_to_local
+    from granular.aio.conversion.rewrite import rewrite as rewrite
     from granular.aio.datasets.build_index import build_index as build_index
     from granular.aio.datasets.clean import clean as clean
     from granular.aio.datasets.reader import DatasetReader as DatasetReader
@@ -57,6 +58,7 @@ else:
             'granular.aio.caches.redis_cache': 'RedisCache',
             'granular.aio.caches.shared_cache': 'SharedMemoryCache',
             'granular.aio.conversion.convert': 'convert',
+            'granular.aio.conversion.rewrite': 'rewrite',
             'granular.aio.datasets.build_index': 'build_index',
             'granular.aio.datasets.clean': 'clean',
             'granular.aio.datasets.reader': 'DatasetReader',

@@ -1,5 +1,5 @@
 """The command line: ``granular demo``, ``info``, ``ls``, ``cat``, ``copy``, ``copy-to-local``, ``convert``,
-``verify``, ``index``, ``state``, ``clean``, ``view``, ``cache`` and ``bench``.
+``edit``, ``verify``, ``index``, ``state``, ``clean``, ``view``, ``cache`` and ``bench``.
 
 Data goes to stdout, everything else to stderr; progress is drawn only on a terminal.
 """
@@ -23,7 +23,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors='backslashreplace')  # of encodings without some characters, as stderr does
     try:
-        from granular.cli import measuring, transfers  # noqa: F401 - which add to the commands
+        from granular.cli import edit, measuring, transfers  # noqa: F401 - which add to the commands
         from granular.cli.commands import app
 
         app()

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.pipeline.loader.checkpoints import read_state
 from granular.aio.runtime.portal import run
 from granular.aio.stores.base import Entry
-from granular.cli.describe import describe, open_any, printable, readable, refuse_other_formats
+from granular.cli.describe import describe, describe_sizes, open_any, printable, readable, refuse_other_formats
 from granular.cli.options import Address, Json, OpenPath, pairs, with_store_options
 from granular.cli.others import Commands
 from granular.errors import InvalidArgumentError, NotFoundError, UnknownKeyError, UnknownTypeError
@@ -79,6 +80,9 @@ def info(
     url: Address,
     format: Annotated[str | None, typer.Option(help='The format of the files, if URL has files of several.')] = None,
     split: Annotated[str | None, typer.Option(help='The split, if URL has files of several.')] = None,
+    sizes: Annotated[
+        str | None, typer.Option(metavar='KEY', help='Show the sizes of a key, and the padding of plans of them.')
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Describe a dataset, or files that granular.open reads. Show spec, layout, datapoints, bytes and index.
@@ -86,6 +90,8 @@ def info(
     Of a folder or pattern of other files, show those that are taken, those that are left out, and why.
     """
     description = describe(open_path(url), format, split)
+    if sizes is not None:
+        description['sizes'] = describe_sizes(open_path(url), sizes, format, split)
     if as_json:
         typer.echo(json.dumps(description))
         return
@@ -405,6 +411,26 @@ def _total(path: granular.Path) -> int | None:
     return sum(entry.size for entry in Iteration[Entry](Listing(lambda: path.store.scan_tree(path.key))))
 
 
+def _print_sizes(console: Console, sizes: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print()
+    console.print(Text(f'sizes of {printable(sizes["key"])}'))
+    table = Table('size', 'elements', '', box=None, header_style='bold')
+    most = max((row['elements'] for row in sizes['histogram']), default=1)
+    for row in sizes['histogram']:
+        bar = '#' * math.ceil(40 * row['elements'] / most)
+        table.add_row(f'{row["from"]:,} to {row["below"] - 1:,}', f'{row["elements"]:,}', bar)
+    table.add_row('empty', f'{sizes["empty"]:,}', '')
+    console.print(table, highlight=False)
+    table = Table('a plan', 'padding', box=None, header_style='bold')
+    for plan, part in sizes['padding'].items():
+        table.add_row(plan, f'{part:.1%}')
+    console.print()
+    console.print(table, highlight=False)
+
+
 def _print_description(description: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text  # prints brackets literally, not as markup
@@ -429,6 +455,8 @@ def _print_description(description: dict[str, Any]) -> None:
             table.add_row(Text(printable(key)), Text(printable(row['type'])), *counts)
         console.print()
         console.print(table, highlight=False)
+    if 'sizes' in description:
+        _print_sizes(console, description['sizes'])
     if 'epoch' in description:
         table = Table('an epoch', 'requests', 'dollars', box=None, header_style='bold')
         for row in description['epoch']:

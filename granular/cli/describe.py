@@ -14,6 +14,7 @@ from granular.aio.datasets.index import index_path
 from granular.aio.datasources.detect import discovery_of
 from granular.aio.datasources.discovery.discover import Discovery, in_folder
 from granular.aio.datasources.discovery.names import format_of
+from granular.aio.pipeline.planning import paddings
 from granular.aio.runtime.portal import run
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError
 from granular.formats.layout import shard_number
@@ -27,6 +28,7 @@ _CONVERTED: Final = ('images', 'huggingface')  # formats of files that are only 
 _PRICES: Final = {'s3': 0.0004, 'gs': 0.0004}
 _FACTS: Final = ('kind', 'layout', 'versions', 'shards', 'bytes')
 _MAX_VALUES: Final = 8  # number of array values to show
+_BARS: Final = 16  # of a histogram of sizes, each as much wider than the one before
 _DEPTH: Final = 64  # limit on the nesting of lists and maps
 
 
@@ -55,9 +57,28 @@ def _refuse_unfinished(path: Path) -> None:
     if plan.exists() and not (plan.parent / 'spec.json').exists():
         finished = sum((shard / 'spec.json').exists() for shard in path.iterdir() if shard_number(shard.name))
         raise NotFoundError(
-            f'{path}: is an unfinished conversion, with {finished} finished shards: the same `granular convert` '
-            f'resumes it; to discard it, remove the folder'
+            f'{path}: is an unfinished conversion, with {finished} finished shards: the same `granular convert` or '
+            f'`granular edit` resumes it; to discard it, remove the folder'
         )
+
+
+def describe_sizes(path: Path, key: str, format: str | None = None, split: str | None = None) -> dict[str, Any]:
+    """Describe the sizes of the values of a key, and the padding of plans of them; the values are not read."""
+    with granular.open(path, format=format, split=split) as reader:
+        if not hasattr(reader, 'sizes'):
+            raise InvalidArgumentError(f'{path}: --sizes: expected a dataset, or files of Megatron: convert it')
+        sizes = reader.sizes(key)
+    present = sizes[sizes > 0]
+    if not len(present):
+        return {'key': key, 'elements': len(sizes), 'empty': len(sizes), 'histogram': [], 'padding': {}}
+    edges = np.unique(np.geomspace(present.min(), present.max() + 1, _BARS + 1).round().astype(np.int64))
+    bars = zip(edges[:-1].tolist(), edges[1:].tolist(), np.histogram(present, edges)[0].tolist(), strict=True)
+    return {
+        'key': key, 'elements': len(sizes), 'empty': len(sizes) - len(present), 'sum': int(sizes.sum()),
+        'least': int(present.min()), 'median': float(np.median(present)), 'largest': int(present.max()),
+        'histogram': [{'from': low, 'below': high, 'elements': count} for low, high, count in bars],
+        'padding': {plan: round(part, 4) for plan, part in paddings(sizes).items()},
+    }  # fmt: skip
 
 
 def describe(path: Path, format: str | None = None, split: str | None = None) -> dict[str, Any]:

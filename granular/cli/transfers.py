@@ -57,6 +57,9 @@ def convert(
     spec: Annotated[
         list[str] | None, typer.Option(metavar='KEY=TYPE', help='The type of a key; may be repeated.')
     ] = None,
+    sizes: Annotated[
+        list[str] | None, typer.Option(metavar='KEY', help='Store the sizes of audio or lists; may be repeated.')
+    ] = None,
     shardlen: Annotated[int, typer.Option(help='Datapoints in a shard; 0 for a dataset without shards.')] = 10_000,
     layout: Annotated[str, typer.Option(help=f'{" or ".join(get_args(Layout))}.')] = 'refs',
     checksums: Annotated[bool, typer.Option(help='Store a checksum of each record.')] = True,
@@ -87,7 +90,7 @@ def convert(
         raise InvalidArgumentError(f"--on-error: expected 'stop' or 'skip', got {on_error!r}")
     options: Any = {
         'format': format, 'split': split, 'hive': hive,
-        'spec': pairs('--spec', 'TYPE, such as label=int', spec, str.rpartition),
+        'sizes': sizes or (), 'spec': pairs('--spec', 'TYPE, such as label=int', spec, str.rpartition),
         'shardlen': shardlen or None, 'layout': layout, 'checksums': checksums, 'parallel': parallel, 'engine': engine,
         'on_error': 'raise' if on_error == 'stop' else on_error, 'decoders': granular.decoders if decode else None,
     }  # fmt: skip

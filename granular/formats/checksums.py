@@ -31,12 +31,18 @@ def load(data: bytes, records: int, name: str) -> Sums:
     return np.frombuffer(data, '<u4', records)
 
 
+def checksums_of(records: Sequence[bytes]) -> Sums:
+    """Return the CRC32C of each of some records."""
+    return np.fromiter(map(google_crc32c.value, records), np.uint32, len(records))
+
+
 def check(sums: Sums, positions: NDArray[np.int64], records: Sequence[bytes], name: str) -> None:
     """Check that records are as they were written; raise ``CorruptRecordError`` if one is not."""
-    for position, record in zip(positions.tolist(), records, strict=True):
-        if (checksum := crc32c(record)) != sums[position]:
-            raise CorruptRecordError(
-                f'{name}: record {position}: expected checksum {int(sums[position]):08x}, got {checksum:08x}',
-                path=name,
-                index=position,
-            )
+    found, expected = checksums_of(records), sums[positions]
+    if (different := np.flatnonzero(found != expected)).size:
+        i = int(different[0])
+        raise CorruptRecordError(
+            f'{name}: record {positions[i]}: expected checksum {expected[i]:08x}, got {found[i]:08x}',
+            path=name,
+            index=int(positions[i]),
+        )

@@ -8,7 +8,7 @@ import bisect
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgpack
@@ -97,6 +97,15 @@ def pack_refs(refs: list[Any]) -> bytes:
     return packed
 
 
+def _scalar_refs(unpack: Callable[[bytes], Any], records: Sequence[bytes], keys: int) -> Ints | None:
+    """Return references without sequences; None if there are none, or if one does not have an integer for each key."""
+    try:
+        numbers = np.array([unpack(record) for record in records])
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
+        return None
+    return numbers if numbers.dtype == np.int64 and numbers.shape[1:] == (keys,) else None
+
+
 def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) -> tuple[Ints, Ints]:
     """Return the first record and the number of records of datapoints, int64 of shape (datapoints, keys), from their
     records in ``refs.bag``; raise ``CorruptDatasetError`` if one does not fit the spec, which is sorted.
@@ -108,6 +117,9 @@ def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) ->
     unpack = functools.partial(
         msgpack.unpackb, max_array_len=max(2, len(sequence)), max_map_len=0, max_ext_len=0, max_bin_len=0, max_str_len=0
     )
+    records = list(records)
+    if not any(sequence) and (numbers := _scalar_refs(unpack, records, len(sequence))) is not None:
+        return numbers, np.ones_like(numbers)
     for i, record in enumerate(records):
         try:
             refs = unpack(record)
@@ -133,6 +145,11 @@ def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) ->
 
 
 # --- datasets -----------------------------------------------------------------------------------------------------
+
+
+def size_key(key: str) -> str:
+    """Return the key of type ``int`` that has the sizes of the values of another key, where the format does not."""
+    return f'{key}_size'
 
 
 def is_sequence(kind: str) -> bool:

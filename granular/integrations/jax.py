@@ -84,7 +84,7 @@ def _remedy(value: Any, devices: int) -> str:
 
 
 def device_put(
-    dataset: IterDataset | DataLoader, device: Any = None, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2
+    ds: IterDataset | DataLoader, device: Any = None, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2
 ) -> IterDataset:
     """Transfer the elements of a stream to devices ahead of the consumer, as ``grain.experimental.device_put``.
 
@@ -98,7 +98,7 @@ def device_put(
     which assembles the parts of all processes, each process transfers its own elements. Call it after ``mp_prefetch``.
 
     Args:
-      dataset: a stream, or a ``DataLoader``, of numbers and arrays in any JAX tree.
+      ds: a stream, or a ``DataLoader``, of numbers and arrays in any JAX tree.
       device: a device, a sharding, or a tree of these, as for ``jax.device_put``; None for the default device.
       cpu_buffer_size: number of elements to compute ahead.
       device_buffer_size: number of elements to transfer ahead, in addition to the one in use.
@@ -108,10 +108,10 @@ def device_put(
       DatapointError: for a leaf that is not an array of numbers, or does not fit the device, or beyond 32 bits as for
         :func:`to_jax`.
     """
-    stream = dataset_of(dataset) if isinstance(dataset, DataLoader) else dataset
+    stream = dataset_of(ds) if isinstance(ds, DataLoader) else ds
     if not isinstance(stream, IterDataset):
         raise InvalidArgumentError(
-            f'expected an IterDataset, got {type(dataset).__name__}: call to_iter_dataset() of a MapDataset'
+            f'expected an IterDataset, got {type(ds).__name__}: call to_iter_dataset() of a MapDataset'
         )
     return stream.prefetch(cpu_buffer_size).map(_Put(device)).prefetch(device_buffer_size)
 

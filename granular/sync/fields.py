@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Generic, Self, SupportsIndex, cast
 
+from granular._support.indexing import Ints
 from granular._support.other_names import Elementless
 from granular.aio.pipeline.fields import fields as core
 from granular.aio.pipeline.fields import interface, mode_wrapper, wrappers
@@ -105,27 +106,33 @@ class _Wrapped(Fields[interface.Fields]):
         self.aio = core.fields_of(dataset)
 
 
-class SubsetWrapper(Fields[wrappers.SubsetWrapper]):
+class _Indexed(Fields[A]):
+    """A wrapper that maps each index to an index of the wrapped dataset."""
+
+    indices: Ints = passed_on(wrappers.IndexWrapper.indices)
+
+
+class SubsetWrapper(_Indexed[wrappers.SubsetWrapper]):
     @constructing(wrappers.SubsetWrapper)
     def __init__(self) -> None: ...
 
 
-class PercentFilterWrapper(Fields[wrappers.PercentFilterWrapper]):
+class PercentFilterWrapper(_Indexed[wrappers.PercentFilterWrapper]):
     @constructing(wrappers.PercentFilterWrapper)
     def __init__(self) -> None: ...
 
 
-class RepeatWrapper(Fields[wrappers.RepeatWrapper]):
+class RepeatWrapper(_Indexed[wrappers.RepeatWrapper]):
     @constructing(wrappers.RepeatWrapper)
     def __init__(self) -> None: ...
 
 
-class ShuffleWrapper(Fields[wrappers.ShuffleWrapper]):
+class ShuffleWrapper(_Indexed[wrappers.ShuffleWrapper]):
     @constructing(wrappers.ShuffleWrapper)
     def __init__(self) -> None: ...
 
 
-class _ByLabel(Fields[A]):
+class _ByLabel(_Indexed[A]):
     """A wrapper that selects datapoints by their labels, which it reads when it is constructed."""
 
     def _open(self, counterpart: Any) -> None:

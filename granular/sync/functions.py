@@ -7,6 +7,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from granular._support.other_names import answering
 from granular.aio.conversion import convert as conversion
 from granular.aio.conversion import local_copy
+from granular.aio.conversion import rewrite as rewriting
 from granular.aio.datasets import build_index as indexing
 from granular.aio.datasets import clean as cleaning
 from granular.aio.datasets import verify as verification
@@ -39,6 +40,7 @@ convert: Final = _blocking(conversion.convert)
 copy_to_local: Final = _blocking(local_copy.copy_to_local)
 get_element_spec: Final = _blocking(spec.get_element_spec)
 load_state: Final = _blocking(checkpoints.load_state)
+rewrite: Final = _blocking(rewriting.rewrite)
 verify: Final = _blocking(verification.verify)
 
 

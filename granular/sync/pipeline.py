@@ -1,19 +1,18 @@
 """The sync API of MapDataset."""
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, cast, overload
+import functools
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, SupportsIndex, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from granular._support.indexing import check_index, integers_of
-from granular._support.other_names import answering
 from granular._support.typing import Element_co
 from granular.aio.pipeline import map_dataset as core
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.execution.failures import without_failures
-from granular.aio.pipeline.nodes import selection
 from granular.aio.pipeline.nodes.elements import Computed
 from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.origins import Origins, traced
@@ -26,14 +25,27 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.aio.runtime.portal import run
 from granular.errors import InvalidArgumentError
-from granular.filters import Strategy
-from granular.sync.base import Batched, documented_by
-from granular.sync.plans import BlockingPlans
+from granular.sync.base import Batched, blocking, documented_by, passed_on
 
 T = TypeVar('T')
+D = TypeVar('D', bound='MapDataset[Any]')
+P = ParamSpec('P')
 
 
-class MapDataset(BlockingPlans, core.MapOperations[Element_co], Batched):
+def _operation(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, Any]],
+) -> Callable[Concatenate[D, P], D]:
+    """Make an operation of the sync API of one that the async API awaits, with its signature and docstring."""
+    awaited = blocking(method)
+
+    @functools.wraps(awaited)
+    def operation(self: D, /, *args: P.args, **kwargs: P.kwargs) -> D:
+        return self._of(awaited(self, *args, **kwargs).node)
+
+    return operation
+
+
+class MapDataset(core.MapOperations[Element_co], Batched):
     """A lazy sequence of elements, each a pure function of its index, fetched many at a time.
 
     ::
@@ -106,15 +118,11 @@ class MapDataset(BlockingPlans, core.MapOperations[Element_co], Batched):
     def indices(self, steps: ArrayLike) -> Origins:
         return traced(self._node, steps)
 
-    @answering()
-    def filter_classes(self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None) -> Self:
-        return self._of(run(selection.filtered(self._node, field, valid_classes, invalid_classes)))
-
-    @answering()
-    def oversample(
-        self, field: str = 'label', strategy: Strategy = 'multiply', unlabeled: int | str | None = -1
-    ) -> Self:
-        return self._of(run(selection.oversampled(self._node, field, strategy, unlabeled)))
+    filter_classes = _operation(core.MapDataset.filter_classes)
+    oversample = _operation(core.MapDataset.oversample)
+    pack = _operation(core.MapDataset.pack)
+    batch_by_size = _operation(core.MapDataset.batch_by_size)
+    shapes: list[tuple[int, int]] = passed_on(core.MapDataset.shapes)
 
     def __iter__(self) -> DatasetIterator[Element_co]:
         return iter(self.to_iter_dataset())

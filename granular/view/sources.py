@@ -15,7 +15,9 @@ from granular._support.redact import hidden
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.reader import BagReader, bag_of
 from granular.aio.bags.records import Bags, Rows, read_limits, read_parts
-from granular.aio.datasets.columns import Columns, Datasets, Picks, join_rows, read_references, record_rows
+from granular.aio.datasets.column_reads import join_rows, read_references, record_rows
+from granular.aio.datasets.columns import Columns
+from granular.aio.datasets.picks import Datasets, Picks
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards, compare_shards, open_listed
 from granular.aio.datasources.detect import Opened

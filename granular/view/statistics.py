@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from granular._support.indexing import Ints
+from granular.aio.pipeline.planning import paddings
 from granular.aio.runtime.threads import offload
 from granular.formats import decoders
 from granular.formats.layout import is_sequence
@@ -75,14 +76,14 @@ def _summarise(
         charts = []
         first = 'first ' if is_sequence(source.spec[key]) else ''
         if first:
-            charts.append(_histogram('values per sequence', [located.length or 0 for located in rows]))
+            charts.append(_of_sizes('values per sequence', [located.length or 0 for located in rows]))
         values, sizes = decoded.get(key, []), [value.size for located in rows for value in located.values]
         texts = sum(family_of(value.kind) == 'text' for located in rows for value in located.values)
         texts -= damaged[key] + unclear[key]
         if values and (_are_numbers(values) or _are_classes(values, texts)):
             charts.append(_histogram(f'{first}values', values, [names.name(key, value) for value in values]))
         else:
-            charts.append(_histogram(f'bytes{first and " of first values"}', sizes))
+            charts.append(_of_sizes(f'bytes{first and " of first values"}', sizes))
         keys.append({'key': key, 'charts': charts, 'damaged': damaged[key]})
     return {'sampled': sampled, 'length': source.length, 'keys': keys}
 
@@ -93,6 +94,12 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 
 def _are_classes(values: Sequence[Any], total: int) -> bool:
     return len(values) == total and len(set(values)) <= min(_CLASSES, len(values) // 2)
+
+
+def _of_sizes(title: str, sizes: Sequence[int]) -> dict[str, Any]:
+    """Return a histogram of sizes, with the padding of plans of them."""
+    parts = paddings(np.array(sizes, np.int64))
+    return {**_histogram(title, sizes), 'padding': {plan: f'{part:.1%}' for plan, part in parts.items()}}
 
 
 def _histogram(title: str, values: Sequence[Any], names: Sequence[str] = ()) -> dict[str, Any]:

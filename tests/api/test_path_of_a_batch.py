@@ -42,7 +42,7 @@ def frames_of_a_request(path, monkeypatch):
                 next(loader)
     folder = f'{ROOT / "granular"}/'
     own = [[f for f in stack if f.filename.startswith(folder)] for stack in stacks]
-    between = {'compute', '_read_columns'}  # the Loader, and the reading of records, but not of references to them
+    between = {'compute', '_read_stored'}  # the Loader, and the reading of records, but not of references to them
     from_loader = [stack for stack in own if stack[-1].name == 'start' and between <= {frame.name for frame in stack}]
     paths = collections.Counter(
         tuple((frame.filename.removeprefix(folder), frame.name) for frame in stack) for stack in from_loader

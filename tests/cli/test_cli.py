@@ -271,6 +271,28 @@ def test_missing_extra_is_named(interpreter):
     assert not issubclass(GranularError, SystemExit)
 
 
+def test_info_shows_sizes_and_the_padding_of_plans(granular_cli, tmp_path):
+    sizes = [*range(100), 400]
+    with granular.DatasetWriter(tmp_path / 'ds', {'tokens': 'array'}, granular.encoders) as writer:
+        for size in sizes:
+            writer.append({'tokens': np.zeros(size, np.int32)})
+    code, out, _ = granular_cli('info', tmp_path / 'ds', '--sizes', 'tokens', '--json')
+    found = json.loads(out)['sizes']
+    assert (code, found['elements'], found['empty'], found['sum'], found['largest']) == (0, 101, 1, 5350, 400)
+    assert sum(row['elements'] for row in found['histogram']) == 100
+    dataset = granular.MapDataset.source([np.zeros(size) for size in sizes]).map(lambda array: {'a': array})
+    rows = dataset.pack({'a': 2048}, sizes=sizes, classes=64)
+    assert found['padding']['rows of 2048'] == round(1 - 5350 / 2048 / len(rows), 4)
+    batches = dataset.batch_by_size('a', 2048, sizes=sizes)
+    tops = np.array([top for _, top in batches.shapes])
+    padded = tops[np.searchsorted(tops, sizes[1:])].sum()
+    assert found['padding']['8 buckets'] == round(1 - 5350 / int(padded), 4)
+    code, out, _ = granular_cli('info', tmp_path / 'ds', '--sizes', 'tokens')
+    assert (code, 'sizes of tokens' in out, '8 buckets' in out) == (0, True, True)
+    code, _, err = granular_cli('info', tmp_path / 'ds', '--sizes', 'words')
+    assert (code, 'words' in err) == (1, True)
+
+
 def test_convert_writes_and_reports_shards(granular_cli, tmp_path):
     for name in ('a/1.png', 'b/2.png', 'b/3.png'):
         (tmp_path / 'images' / name).parent.mkdir(parents=True, exist_ok=True)

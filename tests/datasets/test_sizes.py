@@ -62,7 +62,9 @@ def test_sizes(reader):
 
 
 def test_unknown_sizes(reader):
-    with pytest.raises(InvalidArgumentError, match="key 'label', of type 'int', are not known: write them as a key"):
+    with pytest.raises(
+        InvalidArgumentError, match="key 'label', of type 'int', are not known: write them as a key 'label_size'"
+    ):
         reader.sizes('label')
     with pytest.raises(UnknownKeyError, match='nothing'):
         reader.sizes('nothing')
@@ -84,6 +86,8 @@ async def test_async(tmp_path):
             'datapoint 1.*expected arrays of one dimension',
         ),
         ([np.zeros(3, np.float32), np.zeros((3, 2), np.int16)], 'datapoint 1.*got dtype int16 and shape'),
+        ([np.ones(4, np.int32)] * 2 + [np.ones(4, np.int64)], 'datapoint 2.*got dtype int64'),
+        ([np.ones((3, 2)), np.ones((2, 3))], r'datapoint 1.*got dtype float64 and shape \(2, 3\)'),
         ([np.array(5)], r'datapoint 0.*got dtype int64 and shape \(\)'),
     ],
 )
@@ -100,3 +104,37 @@ def test_an_empty_dataset(tmp_path):
         pass
     with granular.DatasetReader(tmp_path / 'ds') as reader:
         assert reader.sizes('tokens').tolist() == []
+
+
+def test_a_key_of_sizes(tmp_path):
+    with granular.ShardedDatasetWriter(
+        tmp_path / 'ds', {'notes': 'msgpack', 'notes_size': 'int'}, granular.encoders, shardlen=2
+    ) as writer:
+        for count in COUNTS:
+            writer.append({'notes': [1] * min(count, 300), 'notes_size': min(count, 300)})
+    expected = [min(count, 300) for count in COUNTS]
+    for decoders in (granular.decoders, {**granular.decoders, 'int': None}):
+        with granular.open(tmp_path / 'ds', decoders) as reader:
+            assert reader.sizes('notes').tolist() == expected
+    with granular.open(tmp_path / 'ds') as reader:
+        batches = granular.MapDataset.source(reader).batch_by_size('notes', 1000, buckets=2)
+        assert (
+            sorted(size for batch in batches for size in batch['notes_sizes'].tolist() if size) == sorted(expected)[1:]
+        )
+
+
+@pytest.mark.parametrize(('key', 'requests'), [('text', 1), ('tokens', 3)])
+def test_sizes_of_shards_in_a_bucket_are_those_of_the_index(fakegcs, key, requests):
+    path = fakegcs.new_bucket() / 'ds'
+    with granular.ShardedDatasetWriter(
+        path, {'text': 'utf8', 'tokens': 'array', 'a_size': 'int', 'a': 'msgpack'}, granular.encoders, shardlen=2
+    ) as writer:
+        for count in COUNTS * 3:
+            size = min(count, 300)
+            writer.append({'text': 'a' * count, 'tokens': np.zeros(size, np.int32), 'a': [0] * size, 'a_size': size})
+    granular.build_index(path)
+    with granular.open(path) as reader:
+        before = granular.io_stats()['requests']
+        sizes = reader.sizes(key)
+        assert granular.io_stats()['requests'] - before <= requests
+    assert sizes.tolist() == [count if key == 'text' else min(count, 300) for count in COUNTS * 3]

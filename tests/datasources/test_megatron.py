@@ -356,3 +356,11 @@ def test_layout_of_the_tests_is_that_of_megatron(megatron, tmp_path):
         'b modes': ['uint16', SEQUENCES, MODES, ENDS],
         'c': ['int64', [[1], [-2]], None, [0, 1, 2]],
     }
+
+
+def test_data_without_an_index_is_named_with_it(tmp_path):
+    (tmp_path / 'x.bin').write_bytes(b'1234')
+    with pytest.raises(NotFoundError, match=r'x.bin: unknown format: .*it needs x.idx beside it: copy both files'):
+        granular.open(tmp_path / 'x.bin')
+    with pytest.raises(InvalidArgumentError, match=r'y.bin: is the name of data of Megatron: pass y.idx'):
+        granular.convert([np.zeros(3, np.int32)], tmp_path / 'y.bin')

@@ -1,6 +1,7 @@
 """The tables in docs/coming-from: every public name of Grain and KappaData is there, or in our module of its name."""
 
 import importlib.util
+import inspect
 import re
 
 import pytest
@@ -23,20 +24,44 @@ for name in ('MapDataset', 'IterDataset', 'DatasetIterator', 'DataLoader'):
 print(json.dumps(out))
 """
 
+ARGUMENTS = """
+import importlib, inspect
+out = {}
+for module in ('', 'experimental', 'multiprocessing', 'samplers', 'sharding', 'sources', 'transforms'):
+    owner = importlib.import_module(f'grain.{module}'.rstrip('.'))
+    found = {key: value for key, value in vars(owner).items() if key[0] != '_' and key != 'DataLoaderIterator'}
+    for kind in ('MapDataset', 'IterDataset'):
+        methods = vars(found[kind]).items() if kind in found else ()
+        found.update({f'{kind}.{key}': value for key, value in methods if key[0] != '_'})
+    for key, value in found.items():
+        try:
+            parameters = inspect.signature(value).parameters.values()
+        except (TypeError, ValueError):
+            continue
+        names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+        out[f'grain.{module}.{key}'.replace('..', '.')] = [name for name in names if name[0] != '_' and name != 'self']
+print(json.dumps(out))
+"""
+
 OPTIONAL = {'CheckpointSave', 'CheckpointRestore'}  # Grain has them only if Orbax is installed
 
 
 KAPPADATA = """
+import pkgutil
 modules = ['caching', 'collators', 'common', 'copying', 'errors', 'loading', 'transforms', 'utils', 'wrappers']
+wrappers = importlib.import_module('kappadata.wrappers').__path__
+wrappers = [module.name.removeprefix('kappadata.') for module in pkgutil.walk_packages(wrappers, 'kappadata.wrappers.')]
 copying = ['copying.folder', 'copying.image_folder', 'copying.create_zips', 'copying.copying_utils',
            'copying.copy_folder_from_global_to_local']
 found = {}
-for module in ['', *modules, *copying]:
+for module in ['', *modules, *wrappers, *copying]:
     try:
         owner = importlib.import_module(f'kappadata.{module}'.rstrip('.'))
     except ImportError:
         continue
     for name, value in vars(owner).items():
+        if module in wrappers and not name.endswith('Wrapper'):
+            continue  # bases and messages
         if name[0] != '_' and not inspect.ismodule(value) and getattr(value, '__module__', '').startswith('kappadata'):
             kind = value.__module__.split('.')[1]
             found.setdefault(f'kappadata.{kind}' if kind in modules else 'kappadata', set()).add(name)
@@ -90,6 +115,21 @@ def test_every_public_name_of_grain_is_listed_or_the_same(grain):
     public = grain.run(NAMES)
     assert sum(map(len, public.values())) > 100
     check_names('grain', public)
+
+
+def test_every_argument_of_grain_is_listed_or_the_same(grain):
+    page = (ROOT / 'docs/coming-from/grain.md').read_text()
+    missing, compared = {}, 0
+    for name, arguments in grain.run(ARGUMENTS).items():
+        try:
+            ours = inspect.signature(find(name)).parameters
+        except (AttributeError, TypeError, ValueError):
+            continue  # listed, by the test above, or a type
+        compared += 1
+        if all(each.kind is not each.VAR_KEYWORD for each in ours.values()):
+            missing[name] = [argument for argument in arguments if argument not in ours and f'`{argument}`' not in page]
+    assert compared > 60
+    assert {name: arguments for name, arguments in missing.items() if arguments} == {}
 
 
 def test_every_public_name_of_kappadata_is_listed_or_the_same(kappadata):

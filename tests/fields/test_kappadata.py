@@ -106,6 +106,13 @@ KDSubset(KDSubset(ds, [4, 0, 4]), [1, 2]).class_names
 KDSubset(ds, [4, 0, 4]).dataset is ds
 KDSubset(KDSubset(ds, [4, 0, 4]), [1, 2]).root_dataset is ds
 len(KDSubset(ds, [4, 0, 4]))
+list(KDSubset(ds, [4, 0, 4]).indices)
+list(KDSubset(KDSubset(ds, [4, 0, 4]), [2]).indices)
+list(ClassFilterWrapper(ds, valid_classes=[0, 2]).indices)
+list(PercentFilterWrapper(ds, to_percent=0.5).indices)
+list(OversamplingWrapper(few).indices)
+list(RepeatWrapper(few, repetitions=2).indices)
+list(ShuffleWrapper(ds, seed=5).indices)
 list(ModeWrapper(KDSubset(KDSubset(ds, [4, 0, 7]), [2, 1]), 'x class'))
 list(ModeWrapper(PercentFilterWrapper(ds, from_percent=0.25), 'x class'))
 list(ModeWrapper(PercentFilterWrapper(ds, to_percent=0.75), 'x class'))
@@ -172,6 +179,8 @@ list(ModeWrapper(PercentFilterWrapper(ds, 0.25, 0.75, ceil_from_index=True, ceil
 list(ModeWrapper(SubsetWrapper(ds, [3, 0, 3]), 'x class'))
 list(ModeWrapper(SubsetWrapper(ds, indices=[-1, 0]), 'class'))
 list(ModeWrapper(SubsetWrapper(ds, start_index=4), 'x class'))
+list(SubsetWrapper(ds, start_index=4, end_index=6).indices)
+list(Shifted(SubsetWrapper(ds, [3, 1])).indices)
 list(ModeWrapper(SubsetWrapper(ds, end_index=4), 'x class'))
 list(ModeWrapper(SubsetWrapper(ds, start_index=2, end_index=50), 'x class'))
 list(ModeWrapper(SubsetWrapper(ds, start_index=3, end_index=3), 'x class'))

@@ -12,6 +12,7 @@ import granular
 from granular import MapDataset, ShardOptions, aio
 from granular.errors import DatapointError, InvalidArgumentError, StateError
 from tests.support.states import check_each_state, plain
+from tests.support.tables import plans
 
 
 def clips(sizes, channels=()):
@@ -45,7 +46,7 @@ def elements_of(batch):
     return list(zip(batch['label'][present].tolist(), batch['audio_sizes'][present].tolist(), strict=True))
 
 
-@settings(max_examples=150)
+@settings(max_examples=plans(150))
 @given(st.data())
 def test_each_element_is_in_one_batch(data):
     sizes = data.draw(st.lists(st.integers(0, 30), max_size=50))
@@ -63,8 +64,11 @@ def test_each_element_is_in_one_batch(data):
         for batch in own:
             elements, top = batch['audio'].shape
             assert (elements, top) in batches.shapes
-            assert elements * top <= budget
-            assert elements == min(budget // top, most or budget)
+            assert elements <= min(budget // top, most or budget)
+        for shape in batches.shapes:  # a batch is full, or there is one
+            filled = [len(elements_of(batch)) for batch in own if batch['audio'].shape == shape]
+            assert max(filled) == shape[0] >= -(-sum(filled) // len(filled))
+            assert len(filled) == align or sum(filled) > (len(filled) - align) * min(budget // shape[1], most or budget)
         for start in range(0, len(own), align):
             assert len({batch['audio'].shape for batch in own[start : start + align]}) == 1
             filled = [len(elements_of(batch)) for batch in own[start : start + align]]
@@ -82,26 +86,33 @@ def test_a_smaller_last_group_is_dropped():
 def test_batches_without_elements_have_the_structure_of_others():
     elements = [{'audio': np.ones((3, 2)), 'raw': b'x', 'none': None, 'label': 4}]
     batches = list(MapDataset.source(elements).batch_by_size('audio', 6, align=3))
-    assert [batch['audio_sizes'].tolist() for batch in batches] == [[3, 0], [0, 0], [0, 0]]
+    assert [batch['audio_sizes'].tolist() for batch in batches] == [[3], [0], [0]]
     for batch in batches:
         assert {key: np.shape(value) for key, value in batch.items()} == {
-            'audio': (2, 3, 2), 'raw': (2,), 'none': (), 'label': (2,), 'audio_sizes': (2,)
+            'audio': (1, 3, 2), 'raw': (1,), 'none': (), 'label': (1,), 'audio_sizes': (1,)
         }  # fmt: skip
-    assert [batch['raw'].tolist() for batch in batches] == [[b'x', b''], [b'', b''], [b'', b'']]
+    assert [batch['raw'].tolist() for batch in batches] == [[b'x'], [b''], [b'']]
     assert [batch['audio'].any() for batch in batches] == [True, False, False]
 
 
 def test_the_cost_may_be_any_function():
     batches = dataset().batch_by_size('audio', 2000, cost=lambda elements, top: elements * top**2)
     for elements, top in batches.shapes:
-        assert elements * top**2 <= 2000 < (elements + 1) * top**2
+        assert elements * top**2 <= 2000
+
+
+@pytest.mark.parametrize('options', [{'max_size': float('inf')}, {'max_size': 1, 'cost': lambda elements, top: 1}])
+def test_a_large_budget_has_as_many_rows_as_elements(options):
+    batches = dataset().batch_by_size('audio', **options, buckets=2)
+    assert sum(elements for elements, _ in batches.shapes) == np.count_nonzero(SIZES)
+    assert len(list(batches)) == 2
 
 
 def test_several_keys_with_several_axes():
     elements = [{'a': np.ones((n, 2)), 'b': np.full(n, 3)} for n in (1, 2, 3)]
     batch = MapDataset.source(elements).batch_by_size(['a', 'b'], 100, buckets=1)[0]
-    assert (batch['a'].shape, batch['b'].shape) == ((33, 3, 2), (33, 3))
-    assert batch['a_sizes'][:4].tolist() == [1, 2, 3, 0]
+    assert (batch['a'].shape, batch['b'].shape) == ((3, 3, 2), (3, 3))
+    assert batch['a_sizes'].tolist() == [1, 2, 3]
     assert batch['b'][:2].tolist() == [[3, 0, 0], [3, 3, 0]]
     elements[1]['b'] = np.full(5, 3)
     with pytest.raises(DatapointError, match="index 1: 'b': expected 2 values, as its size says, got 5"):
@@ -146,6 +157,8 @@ def test_padding_is_about_the_least():
         ({'max_size': 20}, r"index \d+: \d+ in 'audio' is larger than a batch: .* costs more than 20"),
         ({'align': 0}, 'align: expected an integer'),
         ({'cost': 5}, 'cost: expected'),
+        ({'cost': lambda elements, top: None}, r'cost: expected a number for \(1, \d+\), got None'),
+        ({'cost': lambda elements, top: float('nan')}, 'cost: expected a number for'),
         ({'sizes': [1]}, 'expected 100 sizes'),
     ],
 )
@@ -161,6 +174,11 @@ def test_elements_that_do_not_fit_the_plan():
     ) as caught:
         list(dataset().batch_by_size('audio', 60, sizes=wrong))
     assert (caught.value.key, caught.value.index) == ('audio', 7)
+    with pytest.raises(DatapointError, match="index 0: 'audio_sizes': is also the name of the sizes"):
+        list(MapDataset.source([{'audio': np.ones(3), 'audio_sizes': 7}]).batch_by_size('audio', 60))
+    for value, got in ((['x', 'y'], '<U1'), (np.array([None] * 2), 'object'), ('xy', 'str')):
+        with pytest.raises(DatapointError, match=f'expected an array or a list of numbers, got {got}: convert it'):
+            list(MapDataset.source([{'audio': value}]).batch_by_size('audio', 60))
     mixed = clips([3, 3])
     mixed[1]['audio'] = mixed[1]['audio'].astype(np.float64)
     with pytest.raises(DatapointError, match='expected float32 of shape'):
@@ -173,7 +191,7 @@ def test_elements_that_do_not_fit_the_plan():
 def test_few_elements(sizes, caplog):
     batches = dataset(sizes).batch_by_size('audio', 60)
     assert [elements_of(batch) for batch in batches] == [[(1, 5)]] * int(any(sizes))
-    assert batches.shapes == [(12, 5)] * int(any(sizes))
+    assert batches.shapes == [(1, 5)] * int(any(sizes))
     assert ('empty, and left out' in caplog.text) == (0 in sizes)
 
 
@@ -192,6 +210,17 @@ def test_states_are_exact():
     others = dataset([*SIZES[:-1], SIZES[-1] % 20 + 1]).batch_by_size('audio', 100).repeat(2)
     with pytest.raises(StateError, match=r'stage 3 was .*sizes [0-9a-f]{8}.*and is .*sizes [0-9a-f]{8}'):
         iter(others).set_state(iterator.get_state())
+
+
+def test_a_state_of_another_cost_is_refused():
+    states = []
+    for power in (1, 2):
+        batches = dataset().batch_by_size('audio', 1000, cost=lambda elements, top, power=power: elements * top**power)
+        iterator = iter(batches)
+        next(iterator)
+        states.append(iterator.get_state())
+    with pytest.raises(StateError, match=r'stage 3 was .*plan [0-9a-f]{8}.*and is .*plan [0-9a-f]{8}'):
+        iterator.set_state(states[0])
 
 
 def test_the_union_of_batches_is_exact_on_changing_numbers_of_hosts():

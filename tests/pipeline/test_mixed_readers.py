@@ -1,6 +1,7 @@
 """Mixes and concatenations of many readers: one read of a batch, with the results of each reader alone."""
 
 import asyncio
+import pickle
 import threading
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import granular
 from granular import MapDataset, aio
 from granular.aio.runtime.pools import CORES
-from granular.errors import DecodeError, ObjectChangedError, OutOfRangeError
+from granular.errors import ClosedError, DecodeError, ObjectChangedError, OutOfRangeError
 
 COUNT = 12  # datapoints of a dataset
 
@@ -125,6 +126,79 @@ def test_replaced_datasets_are_errors_and_replaced_shards_of_an_index_are_read_a
             file.write_bytes(data)
         with pytest.raises(ObjectChangedError, match='2/000000'):
             mixed.batch(6, batch_fn=list)[0]
+
+
+def replace_shard(shard, spec, count):
+    shard.rmtree()
+    with granular.DatasetWriter(shard, spec) as writer:
+        for i in range(count):
+            writer.append({'id': 900 + i, 'x': np.zeros(3, np.uint16), 'list': []})
+
+
+def outcome(read):
+    try:
+        return read()
+    except ObjectChangedError:
+        return ObjectChangedError
+
+
+@pytest.mark.parametrize('root', ['local', 'fakegcs'], indirect=True)
+@pytest.mark.parametrize('indexed', [False, True])
+def test_shards_that_are_replaced_between_batches_are_read_as_by_their_reader(root, indexed):
+    for number in range(3):
+        write(root, number, shards=3)
+    if indexed:
+        granular.build_index(root / '1')
+    readers = [granular.open(root / f'{number}') for number in range(3)]
+    alone = granular.open(root / '1')
+    mixed = MapDataset.mix([MapDataset.source(reader) for reader in readers])
+    before = ids(mixed.batch(12, batch_fn=list)[0])
+    assert before == [100 * (i % 3) + i // 3 for i in range(12)]
+    assert ids(alone.fetch(range(4))) == [100, 101, 102, 103]
+    replace_shard(root / '1' / '000001', readers[1].spec, 4)
+    expected = outcome(lambda: ids(alone.fetch(range(12))))
+    found = outcome(lambda: ids(mixed.batch(36, batch_fn=list)[0])[1::3])
+    assert found == expected
+    assert found in (ObjectChangedError, [100, 101, 102, 103, 900, 901, 902, 903, 108, 109, 110, 111])
+    assert outcome(lambda: ids(mixed.batch(36, batch_fn=list)[0])[1::3]) == expected
+    assert ids(mixed.batch(12, batch_fn=list)[0]) == before
+
+
+def test_a_mix_is_read_again_after_a_reader_was_closed(tmp_path):
+    readers = opened(tmp_path, 4, shards=2)
+    mixed = MapDataset.mix([MapDataset.source(reader) for reader in readers])
+    expected = ids(mixed.batch(12, batch_fn=list)[0])
+    others = MapDataset.mix([MapDataset.source(reader) for reader in readers[:3]])
+    assert ids(others.batch(6, batch_fn=list)[0]) == [0, 100, 200, 1, 101, 201]
+    copy = readers[3].copy()
+    readers[3].close()
+    with pytest.raises(ClosedError, match='3'):
+        mixed.batch(12, batch_fn=list)[0]
+    assert ids(others.batch(6, batch_fn=list)[1]) == [2, 102, 202, 3, 103, 203]
+    again = MapDataset.mix([MapDataset.source(reader) for reader in [*readers[:3], copy]])
+    assert ids(again.batch(12, batch_fn=list)[0]) == expected
+
+
+@pytest.mark.parametrize('shards', [0, 3])
+def test_a_mix_that_was_read_is_pickled_and_read_in_forked_processes(tmp_path, shards):
+    readers = opened(tmp_path, 5, shards=shards)
+    mixed = MapDataset.mix([MapDataset.source(reader).shuffle(seed=1) for reader in readers], [1, 2, 3, 1, 1])
+    expected = [ids(mixed.batch(5, batch_fn=list)[i]) for i in range(3)]
+    again = pickle.loads(pickle.dumps(mixed))
+    assert [ids(again.batch(5, batch_fn=list)[i]) for i in range(3)] == expected
+    with granular.Loader(mixed.select(['id']), 5, mp='fork', workers=2) as loader:
+        assert [next(loader)['id'].tolist() for _ in range(3)] == expected
+
+
+@pytest.mark.parametrize('weights', [[1, 1, 1], [5, 0, 3, 9], [100, 233, 6001], [1, 300_000]])
+def test_turns_follow_the_weights_at_any_index(weights):
+    sets = [MapDataset.range(1000 * i, 1000 * i + 1000) for i in range(len(weights))]
+    mixed = MapDataset.mix(sets, weights).repeat()
+    total = sum(weights)
+    # Of the first k elements, the first source has k - k * (total - weight) // total.
+    for k in (1, 7, 1000, 10**9):
+        first = [k - k * (total - weights[0]) // total for k in (k, k + 1)]
+        assert (mixed[k] < 1000) == (first[1] > first[0])
 
 
 def test_threads_do_not_grow_with_the_number_of_readers(tmp_path):

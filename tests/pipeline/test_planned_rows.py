@@ -14,6 +14,7 @@ from granular.errors import DatapointError, InvalidArgumentError, StateError, Un
 from granular.shuffle import Blocks
 from tests.support.files import megatron_index
 from tests.support.states import check_each_state, plain
+from tests.support.tables import plans
 
 
 def documents(sizes, dtype=np.int32):
@@ -45,7 +46,7 @@ def epoch_of(rows, epoch):
 # --- against plain Python
 
 
-@settings(max_examples=150)
+@settings(max_examples=plans(150))
 @given(st.data())
 def test_each_document_is_in_one_row(data):
     sizes = data.draw(st.lists(st.integers(0, 20), max_size=40))
@@ -85,7 +86,7 @@ def test_each_document_is_in_one_row(data):
         assert sorted(found) == sorted(expected)
 
 
-@settings(max_examples=150)
+@settings(max_examples=plans(150))
 @given(st.data())
 def test_concatenated_documents_are_cut_at_equal_distances(data):
     sizes = data.draw(st.lists(st.integers(0, 30), max_size=30))
@@ -162,6 +163,25 @@ def test_rows_are_in_the_order_of_the_documents_unless_these_are_shuffled():
     assert plain(epoch_of(dataset(seed=2).pack({'tokens': 16}), 0)) != epochs[0]
 
 
+def test_sizes_of_concatenated_datasets_are_those_of_its_parts():
+    first, second = MapDataset.source(documents(SIZES)), MapDataset.source(documents([3, 0, 7]))[::-1]
+    both = MapDataset.concatenate([first, second, MapDataset.source([])])
+    rows = both.shuffle(seed=1).pack({'tokens': 16}, documents=True)
+    expected = both.shuffle(seed=1).pack({'tokens': 16}, documents=True, sizes=[*SIZES, 7, 0, 3])
+    assert plain(list(rows.repeat(2))) == plain(list(expected.repeat(2)))
+    mapped = first.map(lambda element: element)
+    with pytest.raises(InvalidArgumentError, match="concatenate 2 does not tell the sizes of 'tokens': pass sizes="):
+        MapDataset.concatenate([first, mapped]).pack({'tokens': 16})
+
+
+def test_a_separator_alone_is_no_first_value():
+    docs = MapDataset.source([{'tokens': np.arange(1, 4)}, {'tokens': np.arange(5, 9)}])
+    rows = docs.pack({'tokens': 3}, strategy='concat_then_split', separator=-1, bos=-2)
+    assert [row['tokens'].tolist() for row in rows] == [[-2, 2, 3], [-1, -2, 6], [-2, 8, -1]]
+    divided = docs[:1].pack({'tokens': 3}, longer='divide', separator=-1, bos=-2)
+    assert sorted(row['tokens'].tolist() for row in divided) == [[-2, 2, 3], [-1, 0, 0]]
+
+
 # --- sizes and bad input
 
 
@@ -198,7 +218,12 @@ def test_elements_that_differ_between_epochs_are_refused(change, message):
         ({'strategy': 'first_fit'}, 'strategy: expected one of'),
         ({'longer': 'split'}, 'longer: expected one of'),
         ({'classes': 0}, 'classes: expected an integer from 1 to 65536'),
-        ({'extra': -1}, 'extra: expected an integer >= 0'),
+        ({'extra': -1}, 'extra: expected an integer'),
+        ({'length': {'tokens': 2**63}}, "length of 'tokens': expected an integer from 1 to"),
+        ({'separator': np.array([1, 2])}, r"separator of 'tokens': expected a number, got array"),
+        ({'padding': [0]}, "padding of 'tokens': expected a number"),
+        ({'sizes': {'few': [1]}}, "sizes: 'few' is not packed"),
+        ({'sizes': 'tokens'}, "pack: sizes 'tokens': expected a 1-D sequence of integers"),
         ({'sizes': [1, 2]}, 'expected 60 sizes, one for each element of list of 60, got 2'),
         ({'sizes': [-1] * 60}, 'expected sizes >= 0, got -1 at index 0'),
         ({'strategy': 'concat_then_split', 'max_segments': 2}, 'max_segments: concat_then_split has none'),
@@ -225,6 +250,9 @@ def test_unknown_keys_and_sizes_that_do_not_fit():
     with pytest.raises(DatapointError, match=message) as caught:
         list(rows)
     assert (caught.value.key, caught.value.index) == ('tokens', 7)
+    lacking = MapDataset.source(documents([3, 3])).map(lambda element: {'size': element['size']})
+    with pytest.raises(DatapointError, match="pack: index 0 has no 'tokens', only"):
+        list(lacking.pack({'tokens': 16}, sizes=[3, 3]))
     mixed = documents([3, 3, 4])
     mixed[1]['tokens'] = mixed[1]['tokens'].astype(np.int64)
     with pytest.raises(DatapointError, match=r"'tokens': expected int\d\d of shape \(n\) .* got int\d\d"):
@@ -327,12 +355,27 @@ def test_a_state_of_other_sizes_is_refused(strategy):
     next(iterator)
     state = iterator.get_state()
     others = dataset([*SIZES[:-1], SIZES[-1] + 1 if SIZES[-1] < 16 else 1]).pack({'tokens': 16}, strategy=strategy)
-    with pytest.raises(StateError, match=r'stage 3 was .*sizes [0-9a-f]{8}.*and is .*sizes [0-9a-f]{8}'):
-        iter(others).set_state(state)
+    for hosts in (1, 3):
+        rank = iter(others.to_iter_dataset(shard_options=ShardOptions(hosts - 1, hosts)))
+        with pytest.raises(StateError, match=r'stage 3 was .*sizes [0-9a-f]{8}.*and is .*sizes [0-9a-f]{8}'):
+            rank.set_state(state)
+
+
+@pytest.mark.parametrize('strategy', ['best_fit', 'concat_then_split'])
+@pytest.mark.parametrize('hosts', [1, 3])
+def test_the_next_row_is_set_by_its_index(strategy, hosts):
+    rows = dataset().pack({'tokens': 16}, strategy=strategy).repeat(3).batch(2)
+    for index in range(hosts):
+        stream = rows.to_iter_dataset(shard_options=ShardOptions(index, hosts))
+        expected = plain(list(stream))
+        with iter(stream) as iterator:
+            for number in (len(expected) - 1, 0, len(expected) // 2):
+                iterator.set_next_index(number)
+                assert plain(list(iterator)) == expected[number:]
 
 
 def test_an_epoch_with_other_sizes_is_refused():
-    class Changing(granular.shuffle.Sequential):
+    class Changing(granular.shuffle.Index):
         def lookup(self, positions, length, seed, epoch):
             return positions if not epoch else np.zeros_like(positions)
 

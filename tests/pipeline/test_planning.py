@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from granular.aio.pipeline.planning import bucket_tops, class_tops, fit, most_segments
+from tests.support.tables import plans
 
 
 def counted(sizes):
@@ -26,7 +27,7 @@ def spaces(sizes, length, alignment):
     return sorted(rows)
 
 
-@settings(max_examples=400)
+@settings(max_examples=plans(400))
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(40, 90), st.integers(1, 7))
 def test_best_fit_of_counts_is_that_of_documents(sizes, length, alignment):
     values, counts = counted(sizes)
@@ -39,7 +40,7 @@ def test_best_fit_of_counts_is_that_of_documents(sizes, length, alignment):
     assert sorted(left) == spaces(sizes, length, alignment)
 
 
-@settings(max_examples=200)
+@settings(max_examples=plans(200))
 @given(st.data())
 def test_rows_with_several_features_and_few_segments(data):
     lengths = np.array(data.draw(st.lists(st.integers(10, 30), min_size=1, max_size=3)))
@@ -61,7 +62,7 @@ def test_rows_with_several_features_and_few_segments(data):
     ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=plans(200))
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 4))
 def test_tops_have_the_least_padding(sizes, buckets):
     values, counts = counted(sizes)

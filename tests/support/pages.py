@@ -33,7 +33,7 @@ import typer
 
 import granular
 from granular import cli
-from granular.cli import measuring, transfers  # noqa: F401 - which add commands
+from granular.cli import edit, measuring, transfers  # noqa: F401 - which add commands
 from granular.cli.commands import app
 from tests import ROOT
 from tests.support.forward_proxy import ForwardProxy, away

@@ -17,6 +17,11 @@ def examples(count: int) -> int:
     return count if FULL_TABLES else count // 3
 
 
+def plans(count: int) -> int:
+    """Return how many random plans a test compares with plain Python: ``GRANULAR_PLANS``, or as ``examples`` tells."""
+    return int(os.environ.get('GRANULAR_PLANS', examples(count)))
+
+
 def cover(groups: Iterable[Sequence[Operation]], families: Iterable[Sequence[Fault]]) -> list[tuple[Operation, Fault]]:
     """Pair each operation with a fault of each family, and each fault with an operation of each group.
 

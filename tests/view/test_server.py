@@ -338,6 +338,7 @@ def test_histograms_name_the_sample(served):
     assert charts['label', 'values']['bars'] == [[str(i), str(i), 12, ''] for i in range(10)]
     assert sum(bar[2] for bar in charts['score', 'values']['bars']) == 120
     assert [bar[2] for bar in charts['frames', 'values per sequence']['bars']] == [18, 17, 17, 17, 17, 17, 17]
+    assert charts['frames', 'values per sequence']['padding']['8 buckets'] == '0.0%'
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ class Bag:
             self.data = await self._read_data(path, self.files[0][1].size)
             self.immediate = self._view is not None
         if self._verify:
-            await self._read_sums()
+            await self.read_sums()
 
     async def _open(self) -> None:
         self.files = []
@@ -166,9 +166,10 @@ class Bag:
             else:
                 await self._open_file(self.path)
         if self._verify:
-            await self._read_sums()
+            await self.read_sums()
 
-    async def _read_sums(self) -> None:
+    async def read_sums(self) -> None:
+        """Read the checksums of all records, against which those that are read are compared from then on."""
         path = self.require_path().with_suffix(SUFFIX)
         try:
             content = await path.read_bytes()

@@ -33,7 +33,7 @@ from granular.errors import (
     StoreError,
 )
 from granular.formats import layout
-from granular.formats.checksums import SUFFIX, crc32c
+from granular.formats.checksums import SUFFIX, checksums_of, crc32c
 
 _FULL: Final = MiB  # bytes buffered at most before they are written, even if the caller does not flush
 _CHUNK: Final = 8 * MiB  # bytes read at a time to compute checksums, or one record
@@ -194,6 +194,26 @@ class BagOutput(AsyncResource):
         if fresh:
             self._pending.append(fresh)
             self._pending_size += len(fresh)
+
+    def extend(self, records: Sequence[bytes]) -> None:
+        """Append records to the buffer of a bag that resumes nothing, without writing them."""
+        self._check_open()
+        self._check_whole()
+        if not records:
+            return
+        if self.length + len(records) > layout.MAX_RECORDS:
+            raise OutOfRangeError(f'{self.path}: the bag is full: it holds {layout.MAX_RECORDS} records')
+        sizes = list(map(len, records))
+        if self.version == 2 and not all(sizes):
+            self.version = 1
+        ends = self._offset + np.cumsum(sizes, dtype=np.int64)
+        self._ends.frombytes(ends.tobytes())
+        self._offset = int(ends[-1])
+        self.length += len(records)
+        if self._sums is not None:
+            self._sums.frombytes(checksums_of(records).tobytes())
+        self._pending += records
+        self._pending_size += sum(sizes)
 
     @property
     def is_full(self) -> bool:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from granular._support.indexing import Ints, cut_into, owner_of, sums_of
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Proof, proven
-from granular.aio.bags.tables import PackedTables, Tables
+from granular.aio.bags.tables import ArrayTables, PackedTables, Tables
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Target
 from granular.aio.stores.fanout import read_ranges
@@ -29,17 +29,24 @@ class Bags:
     Not every number has a bag. What an opened bag has does not change until it is closed.
     """
 
-    __slots__ = ('_bags', '_sources', '_special', '_targets', 'datasizes', 'lengths', 'numbers', 'tables')
+    __slots__ = (
+        '_bags', '_has_special', '_next', '_positions', '_sources', '_special', '_targets',
+        'datasizes', 'lengths', 'numbers', 'tables',
+    )  # fmt: skip
 
     def __init__(self, count: int) -> None:
         self._bags: list[Any] = [None] * count
         self._targets: list[Any] = [None] * count
         self.lengths: Ints = np.zeros(count, np.int64)
         self.datasizes: Ints = np.zeros(count, np.int64)  # bytes of records
-        self.tables: list[Tables | None] = []  # that have the limits, None for those that are read from the bags
-        self._sources = np.zeros(count, np.int64)  # the position in ``tables`` of those of each bag
+        # Those that have the limits, by position, and their positions; None for those that are read from the bags.
+        self.tables: dict[int, Tables | None] = {}
+        self._positions: dict[Tables | None, int] = {}
+        self._next = itertools.count()
+        self._sources = np.zeros(count, np.int64)  # the position of the tables of each bag
         self.numbers: Ints = np.zeros(count, np.int64)  # under which they have the limits of each bag
         self._special = np.zeros(count, np.bool_)  # True for bags with data in memory, checksums or a proof
+        self._has_special = False  # True once there is one
 
     @classmethod
     def of(cls, bags: Sequence[Bag]) -> Self:
@@ -52,13 +59,32 @@ class Bags:
     def put(self, number: int, bag: Bag) -> None:
         """Add an opened bag; raise ``ClosedError`` if it is closed."""
         tables = bag.tables
-        if tables not in self.tables:
-            self.tables.append(tables)
-        self._sources[number], self.numbers[number] = self.tables.index(tables), bag.number
+        if (position := self._positions.get(tables)) is None:
+            position = self._positions.setdefault(tables, next(self._next))
+        self.tables[position] = tables  # each time, as another thread may not have got here yet
+        self._sources[number], self.numbers[number] = position, bag.number
         self.lengths[number], self.datasizes[number] = bag.length, bag.datasize
-        self._special[number] = bag.data is not None or bag.sums is not None or bag.proof is not None
+        if bag.data is not None or bag.sums is not None or bag.proof is not None:
+            self._special[number] = self._has_special = True
         self._bags[number], self._targets[number] = bag, bag.target
         bag.check_open()  # last, as another thread may have closed it
+
+    def join_tables(self, most: int) -> None:
+        """Join the tables in arrays, if they have at most so many bytes, to look up limits in all of them at once.
+
+        Call it before the bags are read.
+        """
+        arrays = {i: tables for i, tables in self.tables.items() if isinstance(tables, ArrayTables)}
+        if len(arrays) < 2 or sum(tables.nbytes for tables in arrays.values()) > most:
+            return
+        joined, firsts = ArrayTables.joined(list(arrays.values()))
+        into = next(self._next)
+        for position, first in zip(arrays, firsts, strict=True):
+            its = self._sources == position
+            self.numbers[its] += first
+            self._sources[its] = into
+            del self._positions[self.tables.pop(position)]
+        self.tables[into], self._positions[joined] = joined, into
 
     def some(self, owners: Ints) -> list[Bag]:
         bags = self._bags
@@ -70,10 +96,13 @@ class Bags:
 
     def special(self, owners: Ints) -> list[Bag]:
         """Return the bags of which more than limits and a file is needed to read them, or to check what is read."""
-        return self.some(owners[self._special[owners]])
+        return self.some(owners[self._special[owners]]) if self._has_special else []
 
     def source(self, owners: Ints) -> Tables | None:
         """Return the tables that have the limits of all these bags; None if there are several, or none."""
+        if len(self.tables) == 1:
+            (only,) = self.tables.values()
+            return only
         sources = self._sources[owners]
         return self.tables[sources[0]] if (sources == sources[0]).all() else None
 

@@ -34,8 +34,17 @@ class ArrayTables(Tables):
         if isinstance(base, np.ndarray) and base.dtype == np.int64 and all(table.base is base for table in tables):
             first = base.ctypes.data
             return cls(base), [(table.ctypes.data - first) // base.itemsize for table in tables]
-        ends = np.cumsum([len(table) for table in tables])
-        return cls(np.concatenate(tables)), [0, *ends[:-1].tolist()]
+        return cls.joined([cls(table) for table in tables])
+
+    @classmethod
+    def joined(cls, tables: Sequence['ArrayTables']) -> tuple['ArrayTables', list[int]]:
+        """Return a copy of several tables, one behind the other, and the number by which those of each have moved."""
+        ends = np.cumsum([len(own._numbers) for own in tables])
+        return cls(np.concatenate([own._numbers for own in tables])), [0, *ends[:-1].tolist()]
+
+    @property
+    def nbytes(self) -> int:
+        return self._numbers.nbytes
 
     def part(self, number: int, length: int) -> Ints:
         """Return a table with so many numbers."""

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 from granular._support.indexing import check_integer
@@ -17,7 +17,7 @@ from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.conversion.stored import StoredMapping, checks_of
 from granular.aio.conversion.streamed import StreamedShards
 from granular.aio.datasets.codec import Decoders, Encoders, fields_of
-from granular.aio.datasources.discovery.names import format_of
+from granular.aio.datasources.discovery.names import format_of, pair_of
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
@@ -87,6 +87,7 @@ async def convert(
     engine: Engine = 'local',
     split: str | None = None,
     hive: bool = True,
+    sizes: str | Sequence[str] = (),
 ) -> Conversion:
     """Convert records of another format into a dataset, in shards that are written in parallel.
 
@@ -153,6 +154,9 @@ async def convert(
         Ray once per shard.
       split: the split to convert, such as ``'train'``, of a folder or pattern that has files of several.
       hive: False to ignore the columns in the names of folders of Parquet files, such as ``day=3``.
+      sizes: keys of audio, lists or arrays, each of which gets a key of its sizes beside it, of type ``int``: with
+        ``'audio'``, ``audio_size`` has the samples of each clip. Readers return them by ``reader.sizes('audio')``,
+        and plans of batches take them by ``sizes='audio_size'``.
       engine: ``'local'`` writes the shards in this process, ``'ray'`` in the workers of a Ray cluster.
 
     Returns:
@@ -182,11 +186,14 @@ async def convert(
         raise InvalidArgumentError(f"on_error: expected 'raise', or without Ray 'skip', got {on_error!r}")
     skip = on_error == 'skip'
     reading = Reading(format, split, hive)
+    index, data = pair_of(Path(directory).name)
+    if data == Path(directory).name:
+        raise InvalidArgumentError(f'{Path(directory)}: is the name of data of Megatron: pass {index} for both files')
     if format_of(Path(directory).name) == 'megatron':
         given = {
             'spec': spec, 'encoders': encoders, 'decoders': decoders, 'layout': layout != 'refs', 'parallel': parallel,
             'on_error': skip, 'checksums': not checksums, 'engine': engine != 'local',
-            'shardlen': shardlen != _SHARDLEN,
+            'shardlen': shardlen != _SHARDLEN, 'sizes': sizes,
         }  # fmt: skip
         if refused := [name for name, value in given.items() if value]:
             raise InvalidArgumentError(
@@ -208,15 +215,16 @@ async def convert(
             )
         if opened.stored is not None and opened.values is not None:
             changed = {key: kind for key, kind in (spec or {}).items() if opened.stored.spec.get(key) != kind}
-            if changed or encoders:  # which only values can have
+            if changed or encoders or sizes:  # which only values can have
                 reading = dataclasses.replace(reading, values=True)
                 opened.source, opened.stored = opened.values, None
         sampled = await opened.sample(sample)
         mapping: RecordMapping | StoredMapping
         if opened.stored is None:
-            mapping = RecordMapping(sampled, spec, layout, opened.name, opened.images, opened.columns)
+            measured = (sizes,) if isinstance(sizes, str) else tuple(sizes)
+            mapping = RecordMapping(sampled, spec, layout, opened.name, opened.images, opened.columns, measured)
         else:
-            mapping = StoredMapping(opened.stored, sampled, spec, layout)
+            mapping = StoredMapping(opened.stored, sampled, spec, layout, sizes)
         if not skip:
             mapping.refuse_bad(sampled)
         fields = fields_of(mapping.spec, mapping.encoders(encoders), layout, f'{directory}')

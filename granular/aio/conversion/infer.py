@@ -12,10 +12,11 @@ from typing import Any, Final
 import numpy as np
 
 from granular import formats
+from granular.aio.conversion.file_values import JSONText, NumpyFile
+from granular.aio.conversion.sizes import Sizes
 from granular.aio.pipeline.execution.failures import Failure
 from granular.errors import DatapointError, DecodeError, EncodeError, InvalidArgumentError
 from granular.formats.base import as_array, outline_of
-from granular.formats.codecs.arrays import decode_npy
 from granular.formats.codecs.audio import audio_type
 from granular.formats.codecs.images import image_type
 from granular.formats.codecs.videos import video_type
@@ -38,24 +39,6 @@ _EMPTY: Final = 'empty list'
 _NAMED: Final = 20  # bad records that an error names
 
 
-class JSONText(str):
-    """The content of a JSON file, which is stored as it is."""
-
-    __slots__ = ()
-
-
-class NumpyFile(bytes):
-    """A file of ``numpy.save``, which is stored as an array, or as it is in a key of type ``bytes``."""
-
-    __slots__ = ()
-
-    def array(self) -> np.ndarray[Any, Any]:
-        try:
-            return decode_npy(self)
-        except DecodeError as error:
-            raise EncodeError(f'{error}') from error
-
-
 class FileRecord(dict[str, Any]):
     """A record that is a file, which errors name by its path."""
 
@@ -72,7 +55,8 @@ class RecordMapping:
     ``spec`` has types that override the inferred ones, by key: with that of a key ``file``, it has the names of the
     files of images, and ``utf8`` is also the type of bytes. ``images`` are the fields that are images by these names.
     ``columns`` is what the schema of the source tells of fields: the type if no value is missing, or an empty text if
-    the sample decides, and whether values may be None.
+    the sample decides, and whether values may be None. ``sizes`` are keys whose sizes are stored, each under
+    ``size_key``.
     """
 
     def __init__(
@@ -83,6 +67,7 @@ class RecordMapping:
         name: str,
         images: Sequence[str] = (),
         columns: Mapping[str, tuple[str, bool]] | None = None,
+        sizes: Sequence[str] = (),
     ) -> None:
         self._name = name
         self._names_files = 'file' in (spec or ())
@@ -125,10 +110,13 @@ class RecordMapping:
             raise InvalidArgumentError(f'{name}: no type fits these keys: {examples}: pass one with spec')
         if not types:
             raise InvalidArgumentError(f'{name}: has no records to infer a spec from: pass spec')
+        self._sizes = Sizes(sizes, types, name)
+        types.update(self._sizes.types)
         self.spec: Spec = check_spec(types, layout)
         # By key, the types that the sample has, or that its type was given.
         self.reasons: dict[str, str] = {
-            key: 'given' if key in given
+            key: 'of sizes' if key in self._sizes.types
+            else 'given' if key in given
             else 'of the schema' if key in by_schema
             else f'of {len(records)} sampled: {_listed(counts[key])}'
             for key in self.spec
@@ -214,6 +202,7 @@ class RecordMapping:
                 out[key] = value.array()
             elif isinstance(value, JSONText) and kind in ('msgpack', 'tree'):
                 out[key] = self._parsed(key, value)
+        self._sizes.add(out)
         return out
 
     def _parsed(self, key: str, text: JSONText) -> Any:

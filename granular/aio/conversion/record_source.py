@@ -15,9 +15,10 @@ from granular._support.indexing import Ints
 from granular._support.lazy import import_extra
 from granular._support.other_names import Unindexed
 from granular.aio.conversion.examples import ExampleValues
+from granular.aio.conversion.file_values import JSONText, NumpyFile
 from granular.aio.conversion.hugging_face import Features, HuggingFaceRows
 from granular.aio.conversion.image_folder import images_of
-from granular.aio.conversion.infer import JSONText, NumpyFile, common_type, type_of_value
+from granular.aio.conversion.infer import common_type, type_of_value
 from granular.aio.conversion.schema import Column, column_of
 from granular.aio.conversion.stored import StoredRecords, is_stored, stored_records
 from granular.aio.datasets.reader import DatapointReader

@@ -78,9 +78,18 @@ class StoredMapping:
     """The ``RecordMapping`` of the records of a dataset to the datapoints of another one, which has the same spec."""
 
     def __init__(
-        self, reader: DatapointReader[Any], sample: Sequence[Any], spec: Mapping[str, str] | None, layout: Layout
+        self,
+        reader: DatapointReader[Any],
+        sample: Sequence[Any],
+        spec: Mapping[str, str] | None,
+        layout: Layout,
+        sizes: str | Sequence[str] = (),
     ) -> None:
         self.spec: Spec = check_spec(reader.spec, layout)
+        if sizes:
+            raise InvalidArgumentError(
+                f'{reader.directory}: sizes: its records are copied as they are stored: {_VALUES}'
+            )
         if other := {key: kind for key, kind in (spec or {}).items() if self.spec.get(key) != kind}:
             raise InvalidArgumentError(
                 f'{reader.directory}: its records are copied as they are stored, with the spec {self.spec}, not with '

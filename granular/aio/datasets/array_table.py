@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from granular._support.indexing import Ints, cut_into, grouped, placed
 from granular.aio.bags.records import Bags, read_limits, read_parts
-from granular.aio.datasets.columns import Columns, Datasets, Picks, read_references, record_rows
+from granular.aio.datasets.column_reads import read_references, record_rows
+from granular.aio.datasets.columns import Columns
+from granular.aio.datasets.picks import Datasets, Picks
 from granular.aio.stores.fanout import retry_if_corrupt
 from granular.errors import CorruptDatasetError, InvalidArgumentError
 from granular.formats.codecs.arrays import UNPACKING, array_counts, array_head, parse_array_head
@@ -141,6 +143,13 @@ class ArrayTable:
         except UNPACKING as error:
             problem = f'{head!r:.100} does not begin an array: {type(error).__name__}'
             raise CorruptDatasetError(f'{self.describe(datapoint)}: {problem}') from error
+
+    async def check_last(self) -> None:
+        """Raise ``InvalidArgumentError`` if the last array has another dtype than the first, or another shape."""
+        if (last := len(self.counts) - 1) > 0:
+            head = len(array_head(self.dtype, int(self.counts[last]), self.shape))
+            size = head + int(self.counts[last]) * self._step
+            await self._check_array(last, self._starts[last] - head, size)
 
     async def _check_array(self, datapoint: int, start: Any, size: Any) -> None:
         """Raise ``InvalidArgumentError`` if a record is an array of another dtype, or of other dimensions."""

@@ -9,7 +9,7 @@ from granular import formats
 from granular._support.indexing import cut_into
 from granular._support.other_names import type_named
 from granular.aio.runtime.immediate import is_immediate
-from granular.aio.runtime.threads import map_threads, offload
+from granular.aio.runtime.threads import Calls, map_threads, offload
 from granular.aio.runtime.tracebacks import message_of
 from granular.aio.runtime.user_functions import call_user
 from granular.config import MiB
@@ -117,6 +117,18 @@ async def decode_records(
     ]
 
 
+def decoding(fields: Sequence[Field], columns: Sequence[Sequence[bytes]], locate: Locate) -> Calls[list[list[Any]]]:
+    """Return the calls that ``decode_records`` makes, all in threads."""
+    pairs = list(zip(fields, columns, strict=True))
+    costly = [pair for pair in pairs if not pair[0].light]
+
+    def finish(values: list[Any]) -> list[list[Any]]:
+        decoded = iter(_by_field(values, costly))
+        return [decode_now(*pair, locate) if pair[0].light else next(decoded) for pair in pairs]
+
+    return Calls(*_decoding(costly, locate), finish)
+
+
 def _is_cheap(field: Field, records: Sequence[bytes]) -> bool:
     """Return whether records may be decoded on this thread."""
     if not field.light:
@@ -145,6 +157,11 @@ def decode_now(field: Field, records: Sequence[bytes], locate: Locate) -> list[A
 
 async def _decode(pairs: Sequence[tuple[Field, Sequence[bytes]]], locate: Locate) -> list[list[Any]]:
     """Return the values of records of some fields, decoded in threads."""
+    return _by_field(await map_threads(*_decoding(pairs, locate)), pairs)
+
+
+def _decoding(pairs: Sequence[tuple[Field, Sequence[bytes]]], locate: Locate) -> tuple[Callable[[int], Any], int]:
+    """Return a function that decodes one of the records of all of some fields, and their number."""
     calls = [timed(_stage(field), _decoder(field, records, locate)) for field, records in pairs]
     owners = [(call, i) for call, (_, records) in zip(calls, pairs, strict=True) for i in range(len(records))]
 
@@ -152,7 +169,11 @@ async def _decode(pairs: Sequence[tuple[Field, Sequence[bytes]]], locate: Locate
         call, i = owners[number]
         return call(i)
 
-    return cut_into(await map_threads(decode, len(owners)), [len(records) for _, records in pairs])
+    return decode, len(owners)
+
+
+def _by_field(values: list[Any], pairs: Sequence[tuple[Field, Sequence[bytes]]]) -> list[list[Any]]:
+    return cut_into(values, [len(records) for _, records in pairs])
 
 
 def _decoder(field: Field, records: Sequence[bytes], locate: Locate) -> Callable[[int], Any]:

@@ -12,10 +12,11 @@ from granular._support.text import logger
 from granular.aio.bags.identity import FileIdentity, Identity, check_files
 from granular.aio.bags.index_cache import FolderState, Proof, Snapshot
 from granular.aio.datasets.codec import Field
-from granular.aio.datasets.columns import Columns, Datasets, Mask
+from granular.aio.datasets.columns import Columns, Mask
 from granular.aio.datasets.comparison import Pins, find_moved, is_shard_unchanged
 from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.aio.datasets.index import DatasetIndex
+from granular.aio.datasets.picks import Datasets
 from granular.aio.paths.path import Path
 from granular.aio.runtime.immediate import Rest, is_immediate
 from granular.aio.runtime.pools import threads
@@ -104,10 +105,16 @@ class IndexedShards:
         """Return the columns of some shards."""
         return [self[i].columns for i in positions]
 
-    def datasets(self, positions: Ints) -> Datasets:
-        """Return datasets that have the columns of some shards, at their positions."""
+    @property
+    def all_datasets(self) -> Datasets:
+        """The shards by position, of which those are filled in that were read; another object once one was replaced."""
         if (datasets := self._datasets) is None:
             datasets = self._datasets = Datasets(self[0].columns, len(self))
+        return datasets
+
+    def datasets(self, positions: Ints) -> Datasets:
+        """Return datasets that have the columns of some shards, at their positions."""
+        datasets = self.all_datasets
         for i in datasets.missing(positions):
             datasets.put(i, self[i].columns)
         return datasets

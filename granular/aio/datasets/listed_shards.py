@@ -8,9 +8,10 @@ import numpy as np
 from granular._support.indexing import Ints
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
-from granular.aio.datasets.columns import Columns, Datasets, Mask
+from granular.aio.datasets.columns import Columns, Mask
 from granular.aio.datasets.dataset import Dataset, all_or_none, join_tables
 from granular.aio.datasets.listing import Listing
+from granular.aio.datasets.picks import Datasets
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import for_each
 from granular.errors import NotFoundError, ObjectChangedError
@@ -94,10 +95,16 @@ class ListedShards:
         own = self.own
         return [] if len(own) == len(self._names) else [i for i in positions if i not in own]
 
-    def datasets(self, positions: Ints) -> Datasets:
-        """Return datasets that have the columns of some open shards, at their positions."""
+    @property
+    def all_datasets(self) -> Datasets:
+        """The shards by position, of which those are filled in that were read; another object once more were opened."""
         if (datasets := self._datasets) is None:
             datasets = self._datasets = Datasets(self.own[0].columns, len(self))
+        return datasets
+
+    def datasets(self, positions: Ints) -> Datasets:
+        """Return datasets that have the columns of some open shards, at their positions."""
+        datasets = self.all_datasets
         for i in datasets.missing(positions):
             datasets.put(i, self.own[i].columns)
         return datasets

@@ -3,69 +3,61 @@
 import abc
 import weakref
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, Final, NamedTuple, Self, SupportsIndex, overload
+from typing import Any, Final, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from granular import formats
-from granular._support.indexing import Ints, cut_into, index_of, indices_of
+from granular._support.indexing import Ints, index_of, indices_of
 from granular._support.typing import Datapoint_co
 from granular.aio.bags.bag import read_digests
-from granular.aio.bags.identity import Identity, PinnedSource
+from granular.aio.bags.identity import Identity
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import FEW, Adjacent
-from granular.aio.datasets.array_table import ArrayTable, record_sizes
+from granular.aio.datasets.array_table import ArrayTable
 from granular.aio.datasets.codec import Decoders, Field, raw
-from granular.aio.datasets.columns import (
-    Choice,
-    Columns,
-    Datapoint,
-    Mask,
-    Picks,
-    as_datapoints,
-    read_buffers,
-    read_columns,
-)
+from granular.aio.datasets.column_reads import as_datapoints, available, read_buffers, read_columns, read_stored
+from granular.aio.datasets.columns import Choice, Columns, Datapoint, Mask
 from granular.aio.datasets.consistency import open_as_one
-from granular.aio.datasets.dataset import Dataset, OpenOptions
+from granular.aio.datasets.dataset import Dataset, OpenOptions, join_tables
+from granular.aio.datasets.joint import Joinable, JointReader
+from granular.aio.datasets.picks import Datasets, Picks, alone
+from granular.aio.datasets.sizes import read_sizes
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.lifecycle import check_open, ensure_open
-from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import offload
+from granular.aio.runtime.threads import Calls, offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
-from granular.aio.stores import Store
-from granular.aio.stores.fanout import retry_if_corrupt
-from granular.errors import InvalidArgumentError, NotFoundError, ObjectChangedError
+from granular.errors import NotFoundError, ObjectChangedError
 from granular.metrics import timing
 
-# Of equal stores one, as comparing two takes as long as reading a small record.
-_STORES: Final[weakref.WeakValueDictionary[Store, Store]] = weakref.WeakValueDictionary()
+T = TypeVar('T')
+Read = Callable[[Picks, Sequence[Choice]], Coroutine[Any, Any, T]]
+"""Reads some fields of datapoints."""
 
 
-class Located(NamedTuple):
-    """Datapoints of the shards of a reader: so many of each, by their indices there."""
+class _Kin:
+    """What readers have in common whose datapoints are fetched together: equal ones are one object."""
 
-    columns: list[Columns]
-    counts: Ints
-    indices: Ints
-    order: Ints | None  # of the datapoints that were asked for; None for this one
-    is_proven: bool  # False if they are still to be compared with an index
+    __slots__ = ('__weakref__',)
+
+
+# Comparing two stores would take as long as reading a small record.
+_KINS: Final[weakref.WeakValueDictionary[Any, _Kin]] = weakref.WeakValueDictionary()
 
 
 # Types of values of any kind, of which some may be None.
 _ANY: Final = ('msgpack', 'json', 'tree')
 
 
-class DatapointReader(PinnedSource[Datapoint_co]):
+class DatapointReader(Joinable[Datapoint_co]):
     """Base of the readers of a single dataset and of a sharded one."""
 
     directory: Path
     _tables: dict[str, ArrayTable]  # of keys that parts were read of
-    _shared_with: Any = None  # what readers have in common whose datapoints are fetched together, once it is known
+    _shared_with: _Kin | None = None  # once it is known
     _shared: Any = None  # the index, pickled with the reader for a worker process
 
     def _pickled(self) -> dict[str, Any]:
@@ -95,15 +87,15 @@ class DatapointReader(PinnedSource[Datapoint_co]):
     def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
         """Return the dataset or shard that holds an index, and the position in it."""
 
-    @abc.abstractmethod
     async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
         """Return the values of datapoints, at least one, by field; and the position of each datapoint in what was
         requested, None if they are in that order.
         """
+        return await self._read_by(read_columns, positions, choices)
 
     @abc.abstractmethod
-    async def _prove(self, positions: Ints) -> None:
-        """Compare what datapoints are read from with the index that it was opened by, if that is still to be done."""
+    async def _read_by(self, read: Read[T], positions: Ints, choices: Sequence[Choice]) -> tuple[T, Ints | None]:
+        """Return what a function reads of datapoints, at least one; and positions as ``_read``."""
 
     @abc.abstractmethod
     def _size(self, mask: Mask) -> int:
@@ -189,18 +181,24 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         values, order = await self._read(positions, choices)
         return as_datapoints(values, choices, len(positions), order)
 
-    @abc.abstractmethod
-    def _locate(self, positions: Ints) -> Located:
-        """Return where datapoints are."""
+    async def _fetch_stored(self, indices: Any, mask: Any) -> Calls[list[Any]] | None:
+        if self._state != 'open':
+            await self._ensure_open()
+        positions = indices_of(indices, len(self), self._name)
+        choices = self._first.choose(mask)
+        if not len(positions) or (len(positions) <= FEW and self._first.immediate):
+            return None
+        stored, order = await self._read_by(read_stored, positions, choices)
+        return stored.decoding().then(lambda values: as_datapoints(values, choices, len(positions), order))
 
     def _kin(self) -> Any:
         if self._state == 'open' and self._shared_with is None:
             fields = tuple((field.key, field.kind, id(field.fn)) for field in fields_read(self))
-            self._shared_with = _STORES.setdefault(self.directory.store, self.directory.store), self.layout, fields
+            self._shared_with = _KINS.setdefault((self.directory.store, self.layout, fields), _Kin())
         return self._shared_with if self._state == 'open' else None
 
-    async def _fetch_together(self, others: Sequence[Any], indices: Sequence[Ints], mask: Mask) -> list[list[Any]]:
-        return await _fetch_together([self, *others], indices, mask)
+    def _joined(self, others: Sequence[Any]) -> JointReader:
+        return JointReader([self, *others])
 
     def _read_few(self, positions: Ints, choices: Sequence[Choice]) -> list[Datapoint] | None:
         """Return datapoints, read one by one on this thread; None if they are not read or decoded without waiting, or
@@ -223,13 +221,15 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         position = index_of(index, len(self), self._name)
         await self._prove(np.array([position]))
         columns, number = self._find(position)
-        return await columns.available(number)
+        return await available(columns, number)
 
     async def sizes(self, key: str) -> Ints:
         """Return the size of a value in each datapoint, int64 of shape ``(len(reader),)``, without reading the values.
 
-        Of arrays it is the length, which follows from the limits of the records and the dtype of the first array; of
-        sequences (types such as ``utf8[]``) the number of values; of texts and raw bytes the bytes.
+        Of arrays it is the length, which follows from the limits of the records and the dtype and shape of the first
+        array, with which the last one is compared: all must have them. Of sequences (types such as ``utf8[]``) it is
+        the number of values; of texts and raw bytes the bytes. Of other types, such as audio, a key of type ``int``
+        beside it has them: ``audio_size`` that of ``audio``, which ``convert`` adds with ``sizes='audio'``.
 
         Raises:
           UnknownKeyError: a ``KeyError``, for a key that is not in the spec.
@@ -237,17 +237,7 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         """
         await self._ensure_open()
         await self._prove(np.arange(len(self)))
-        shards = self._all_columns()
-        (choice,) = shards[0].choose((key,))
-        field = choice.field
-        if field.many or field.kind == 'utf8' or (field.fn is raw and field.kind != 'array'):
-            return (await retry_if_corrupt(shards[0].is_remote, lambda: record_sizes(shards, key)))[1]
-        if field.kind == 'array':
-            return (await ArrayTable.read(shards, key)).counts
-        raise InvalidArgumentError(
-            f'{self._name}: the sizes of key {key!r}, of type {field.kind!r}, are not known: write them as a key of '
-            f"type 'int', and pass the name of that key as sizes="
-        )
+        return await read_sizes(self, self._all_columns(), key)
 
     async def _array_parts(self, key: str, indices: Ints, begins: Ints, stops: Ints) -> list[NDArray[Any]] | None:
         await self._ensure_open()
@@ -341,6 +331,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
     async def _open(self) -> None:
         await self.directory.store.ready()
         await open_as_one(self._name, self._open_once, self._dataset.check_unchanged)
+        join_tables([self._dataset])
         self._dataset.warn_of_lengths()
         await read_digests(self._dataset.bags_by_file(), self._expected)
         await offload(self._check_files)
@@ -390,12 +381,25 @@ class DatasetReader(DatapointReader[Datapoint_co]):
             self._dataset = (await self._compared()).copy()
             self._compared = None
 
-    async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
+    async def _read_by(self, read: Read[T], positions: Ints, choices: Sequence[Choice]) -> tuple[T, Ints | None]:
         await self._prove(positions)
-        return await read_columns(Picks.of(self._dataset.columns, positions), choices), None
+        return await read(Picks.of(self._dataset.columns, positions), choices), None
 
-    def _locate(self, positions: Ints) -> Located:
-        return Located([self._dataset.columns], np.array([len(positions)]), positions, None, self._compared is None)
+    @property
+    def _datasets(self) -> Datasets:
+        return alone(self._dataset.columns)
+
+    def _columns_of(self, number: int) -> Columns:
+        return self._dataset.columns
+
+    def _opened_columns(self) -> dict[int, Columns]:
+        return {0: self._dataset.columns}
+
+    def _lengths(self) -> Ints:
+        return np.array([self._dataset.columns.length])
+
+    def _unproven(self) -> NDArray[np.bool_]:
+        return np.array([self._compared is not None])
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same dataset that shares its caches."""
@@ -437,12 +441,19 @@ def fields_read(reader: DatapointReader[Any]) -> list[Field]:
 
 async def fetch_stored(reader: DatapointReader[Any], indices: Any) -> list[Datapoint]:
     """Return datapoints of an open reader with their records as they are stored, whatever its decoders are."""
-    choices = [choice._replace(field=choice.field._replace(fn=raw, light=True)) for choice in reader._first.choices]
+    columns = await fetch_records(reader, indices, list(reader._first.spec))
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+async def fetch_records(reader: DatapointReader[Any], indices: Any, keys: Collection[str]) -> dict[str, list[Any]]:
+    """Return the records of datapoints of an open reader as they are stored, by key: of a sequence, lists of them."""
+    wanted = [choice for choice in reader._first.choices if choice.field.key in keys]
+    choices = [choice._replace(field=choice.field._replace(fn=raw, light=True)) for choice in wanted]
     positions = indices_of(indices, len(reader), reader._name)
-    if not len(positions):
-        return []
+    if not choices or not len(positions):
+        return {choice.field.key: [] for choice in choices}
     values, order = await reader._read(positions, choices)
-    return as_datapoints(values, choices, len(positions), order)
+    return {c.field.key: _reorder(column, order) for c, column in zip(choices, values, strict=True)}
 
 
 async def fetch_buffers(
@@ -454,33 +465,6 @@ async def fetch_buffers(
     await reader._prove(positions)
     columns = columns_of(reader)
     return await read_buffers(columns, positions, columns.choose(mask))
-
-
-async def _fetch_together(
-    readers: Sequence[DatapointReader[Any]], indices: Sequence[Ints], mask: Mask
-) -> list[list[Datapoint]]:
-    """Return datapoints of several open readers of one spec, decoders and store, read in one fan-out."""
-    choices = readers[0]._first.choose(mask)
-    positions = [indices_of(own, len(reader), reader._name) for reader, own in zip(readers, indices, strict=True)]
-    located = [reader._locate(own) for reader, own in zip(readers, positions, strict=True)]
-    if unproven := [i for i, each in enumerate(located) if not each.is_proven]:
-        await to_loop()
-        await gather([readers[i]._prove(positions[i]) for i in unproven])
-        for i in unproven:
-            located[i] = readers[i]._locate(positions[i])
-    picks = Picks.of_several(
-        [columns for each in located for columns in each.columns],
-        np.concatenate([each.counts for each in located]),
-        np.concatenate([each.indices for each in located]),
-    )
-    values = await read_columns(picks, choices)
-    totals = [len(own) for own in positions]
-    firsts = np.cumsum([0, *totals])
-    orders = [
-        first + (np.arange(total) if each.order is None else each.order)
-        for each, total, first in zip(located, totals, firsts.tolist(), strict=False)
-    ]
-    return cut_into(as_datapoints(values, choices, len(picks.indices), np.concatenate(orders)), totals)
 
 
 def _reorder(values: list[Any], order: Ints | None) -> list[Any]:

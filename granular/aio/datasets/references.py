@@ -15,6 +15,11 @@ from granular.formats.bit_packing import pack
 from granular.formats.dataset_index import ANY, RUNS, SAME
 from granular.formats.layout import Spec, is_sequence, unpack_refs
 
+Referenced = tuple[Ints, Ints]
+"""The first record and the number of records of datapoints, both of shape (datapoints, keys); in the columns layout, of
+shapes (datapoints, 1) and (1, 1).
+"""
+
 _SPAN: Final = 1 << 15  # datapoints whose references are unpacked at a time
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
+from numpy.typing import NDArray
 
 from granular import formats
 from granular._support.indexing import Ints, index_of
@@ -12,11 +13,12 @@ from granular._support.typing import Datapoint_co
 from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity
 from granular.aio.datasets.codec import Decoders
-from granular.aio.datasets.columns import Choice, Columns, Mask, Picks, read_columns
+from granular.aio.datasets.columns import Choice, Columns, Mask
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
-from granular.aio.datasets.reader import DatapointReader, DatasetReader, Located, columns_of, reader_of
+from granular.aio.datasets.picks import Concatenation, Datasets, Picks
+from granular.aio.datasets.reader import DatapointReader, DatasetReader, Read, T, columns_of, reader_of
 from granular.aio.datasets.shard_opener import ShardOpener, Shards, Shared
 from granular.aio.datasets.shards import check_series
 from granular.aio.paths.path import Path
@@ -26,7 +28,7 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.errors import NotFoundError, ObjectChangedError
 
-_FIRST: Final = np.zeros(1, np.int64)
+_NONE: Final = Concatenation(np.zeros(0, np.int64))
 
 
 class ShardedDatasetReader(DatapointReader[Datapoint_co]):
@@ -73,7 +75,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         self._opener = ShardOpener(self.directory, self._options, series, index)
         self._shards: Shards = self._opener.none
         self._count: int | None = None  # the number of shards, pickled with the reader
-        self._starts = self._stops = np.zeros(0, np.int64)
+        self._positions = _NONE
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (self.directory,), {**self._options._asdict(), **self._choice}
@@ -94,9 +96,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
             await self._shards.open_like(self._expected)
         await self._read_digests(self._shards.own.values())
         await offload(self._check_files)
-        lengths = self._shards.lengths()
-        self._stops = np.cumsum(lengths)
-        self._starts = self._stops - lengths
+        self._positions = Concatenation(self._shards.lengths())
 
     async def _read_digests(self, datasets: Iterable[Dataset]) -> None:
         bags = {file: bag for own in datasets for file, bag in own.bags_by_file(f'{own.directory.name}/').items()}
@@ -126,7 +126,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         return self.nbytes(mask) if self._choice['shardstep'] == 1 else None
 
     async def _prove(self, positions: Ints) -> None:
-        await compare_shards(self, sorted(set(self._stops.searchsorted(positions, side='right').tolist())))
+        await compare_shards(self, sorted(set(self._positions.find(positions).tolist())))
 
     async def _identify(self) -> None:
         await compare_shards(self)
@@ -166,7 +166,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
 
     def __len__(self) -> int:
         self._check_open()
-        return int(self._stops[-1])
+        return self._positions.length
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same shards that shares its caches."""
@@ -185,37 +185,42 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
 
     def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
         position = index_of(index, len(self), self._name)
-        shard = int(self._stops.searchsorted(position, side='right'))
-        return self._shards[shard].columns, position - int(self._starts[shard])
+        shard = int(self._positions.find(position))
+        return self._shards[shard].columns, position - int(self._positions.starts[shard])
 
-    def _divided(self, positions: Ints) -> tuple[Ints, Ints, Ints, Ints | None]:
-        """Return the shards of positions, how many each has, the indices there, and the order of these."""
-        shards, order = self._stops.searchsorted(positions, side='right'), None
-        if (shards[1:] < shards[:-1]).any():
-            order = shards.argsort(kind='stable')
-            shards, positions = shards[order], positions[order]
-        positions = positions - self._starts[shards]
-        edges = np.flatnonzero(shards[1:] != shards[:-1]) + 1
-        bounds = np.concatenate((_FIRST, edges, [len(shards)]))
-        return shards[bounds[:-1]], bounds[1:] - bounds[:-1], positions, order
+    @property
+    def _datasets(self) -> Datasets:
+        return self._shards.all_datasets
 
-    def _locate(self, positions: Ints) -> Located:
-        numbers, counts, indices, order = self._divided(positions)
+    def _columns_of(self, number: int) -> Columns:
+        return self._shards[number].columns
+
+    def _opened_columns(self) -> dict[int, Columns]:
         shards = self._shards
-        is_unchecked = isinstance(shards, IndexedShards) and shards.unchecked[numbers].any()
-        is_missing = bool(shards.missing(numbers.tolist()))
-        columns = [shards[i].columns for i in numbers.tolist()]
-        return Located(columns, counts, indices, order, not (is_unchecked or is_missing))
+        # Those of listed shards are joined anew with each that is opened: before all are, they come when they are read.
+        own = {} if shards.missing(range(len(shards))) else shards.own
+        return {number: dataset.columns for number, dataset in own.items()}
 
-    async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
-        numbers, counts, positions, order = self._divided(positions)
+    def _lengths(self) -> Ints:
+        return self._shards.lengths()
+
+    def _unproven(self) -> NDArray[np.bool_]:
+        shards = self._shards
+        if isinstance(shards, IndexedShards):
+            return shards.unchecked.copy()
+        unproven = np.zeros(len(shards), np.bool_)
+        unproven[shards.missing(range(len(shards)))] = True
+        return unproven
+
+    async def _read_by(self, read: Read[T], positions: Ints, choices: Sequence[Choice]) -> tuple[T, Ints | None]:
+        numbers, counts, positions, order = self._positions.divide(positions)
         while True:
             if missing := self._shards.missing(numbers.tolist()):
                 await self._open_missing(missing)
                 self._check_open()
             picks = Picks(self._shards.datasets(numbers), numbers, counts, positions)
             try:
-                return await self._shards.read(numbers, read_columns(picks, choices)), order
+                return await self._shards.read(numbers, read(picks, choices)), order
             except (ObjectChangedError, NotFoundError):
                 columns = [picks.columns(i) for i in range(len(numbers))]
                 if not await self._shards.replace(numbers.tolist(), columns):

@@ -12,9 +12,11 @@ from granular._support.text import counted
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import Rows, read_limits
 from granular.aio.datasets.codec import Decoders, check_decoders, describe_error
-from granular.aio.datasets.columns import Columns, Picks, read_references
+from granular.aio.datasets.column_reads import checked_references, read_references
+from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.index import DatasetIndex, index_path
+from granular.aio.datasets.picks import Picks
 from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
 from granular.aio.datasets.shards import no_dataset, shards_in
 from granular.aio.paths.file import Progress
@@ -206,7 +208,7 @@ async def _verify_dataset(
         if reader.layout == 'refs':
             for indices in _spans(len(reader)):
                 try:
-                    await columns_of(reader).checked_references(indices)
+                    await checked_references(columns_of(reader), indices)
                 except CorruptError as error:
                     report.problems.append(Problem(f'{folder / "refs.bag"}', None, str(error)))
         for key, bag in bags.items():

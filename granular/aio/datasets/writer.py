@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from granular import formats
+from granular.aio.bags.copied import CopiedBag
 from granular.aio.bags.output import BagOutput, withdraw
 from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
 from granular.aio.datasets.datapoint_writer import DatapointWriter
 from granular.aio.datasets.publishing import read_spec, unpublished
 from granular.aio.datasets.rivals import find_dataset_above, find_rival, folder_of_shards
+from granular.aio.datasets.stored_columns import StoredColumn, add_columns, check_ahead
 from granular.aio.paths.claims import is_claim
 from granular.aio.paths.guard import FolderGuard, Right
 from granular.aio.paths.path import Path
@@ -18,6 +20,7 @@ from granular.aio.paths.pure import AnyPath
 from granular.aio.paths.removal import explain, find_removal
 from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.tasks import finish_within, gather, settle
+from granular.aio.runtime.threads import offload
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
@@ -261,7 +264,7 @@ class DatasetWriter(DatapointWriter):
         for field, values in zip(self._fields, records, strict=True):
             bag = self._bags[field.key]
             if self._refs is None and bag.length > self._length:
-                await self._verify(field.key, values[0])
+                await check_ahead(self._name, bag.path, self._length, values[0])
                 continue
             refs.append(([bag.length, len(values)] if values else []) if field.many else bag.length)
             for value in values:
@@ -275,19 +278,6 @@ class DatasetWriter(DatapointWriter):
             await self._flush_bags()
         self._failed = False
         return self._length - 1
-
-    async def _verify(self, key: str, record: bytes) -> None:
-        """Check that a column which is longer than the others holds the record that is appended again."""
-        path = self.directory / f'{key}.idx'
-        entry = LIMIT * self._length
-        table = await path.read_range(max(0, entry - LIMIT), entry + LIMIT)
-        start = int.from_bytes(table[:LIMIT], 'little') if entry else 0
-        stop = int.from_bytes(table[-LIMIT:], 'little')
-        if await (self.directory / f'{key}.bag').read_range(start, stop) != record:
-            raise CorruptDatasetError(
-                f'{self._name}: datapoint {self._length}, key {key!r}: the column holds {stop - start} bytes that are '
-                f'not the {len(record)} appended: append the same datapoints as the previous writer'
-            )
 
     def _check_usable(self) -> None:
         self._check_open()
@@ -478,6 +468,26 @@ async def remove_if_empty(writer: DatasetWriter) -> None:
     """Remove the folder of an aborted writer, if it was kept and is not needed any longer."""
     await writer._remove_own_folder()
     writer._release()
+
+
+async def append_columns(writer: DatasetWriter, columns: Mapping[str, StoredColumn], count: int) -> None:
+    """Append datapoints, given by the records of each key, or their references in bags that are copied."""
+    writer._check_usable()
+    writer._failed = True  # only some of the bags have the datapoints until the end
+    await offload(add_columns, writer._bags, writer._refs, writer._spec, columns)
+    writer._length += count
+    if any(bag.is_full for bag in writer._writers):
+        await writer._flush_bags()
+    writer._failed = False
+
+
+def copy_bags(writer: DatasetWriter, copies: Mapping[str, CopiedBag]) -> None:
+    """Copy the bags of some keys as they are, instead of writing their records. Call it before the writer is opened.
+
+    The bag that decides between concurrent writers is a written one, unless all of them are copied.
+    """
+    writer._bags.update(copies)
+    writer._writers = [*copies.values(), *(bag for bag in writer._writers if bag.path.stem not in copies)]
 
 
 def write_anew(writer: DatasetWriter, guarded: bool, copies: bool) -> None:

@@ -18,7 +18,7 @@ from granular.aio.datasets.shards import describe_unfinished, shards_of
 from granular.aio.datasources.arguments import Paths
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource, files_of_parts
 from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, no_split, of_pattern
-from granular.aio.datasources.discovery.names import ENDINGS, format_of, kind_of
+from granular.aio.datasources.discovery.names import ENDINGS, format_of, kind_of, pair_of
 from granular.aio.datasources.indexed_files import IndexedFiles, files_of
 from granular.aio.datasources.megatron.source import MegatronDataSource, index_beside
 from granular.aio.datasources.parquet.source import ParquetDataSource
@@ -293,8 +293,10 @@ def _describe_folder(folder: Path, names: Sequence[str]) -> str:
 
 def _unknown(file: Path) -> NotFoundError:
     refuse_packed([file])
+    index, data = pair_of(file.name)
+    remedy = f'; as data of Megatron, it needs {index} beside it: copy both files' if data == file.name else ''
     return NotFoundError(
-        f'{file}: unknown format: expected a folder, or a name that ends in .bag, {", ".join(ENDINGS)}'
+        f'{file}: unknown format: expected a folder, or a name that ends in .bag, {", ".join(ENDINGS)}{remedy}'
     )
 
 

@@ -12,6 +12,7 @@ from granular._support.other_names import Answering, Awaited
 from granular._support.typing import Datapoint_co
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.threads import Calls
 from granular.formats.display import Samples
 
 R = TypeVar('R')
@@ -68,9 +69,13 @@ class DataSource(Answering):
         """Return a value that is equal for sources whose datapoints can be fetched together; None if there are none."""
         return None
 
-    async def _fetch_together(self, others: Sequence[Any], indices: Sequence[Any], mask: Any) -> list[list[Any]]:
-        """Return datapoints of this source and of others with an equal ``_kin``, by the indices in each."""
+    def _joined(self, others: Sequence[Any]) -> 'Joint':
+        """Return this source and others with an equal ``_kin`` as one."""
         raise NotImplementedError
+
+    async def _fetch_stored(self, indices: Any, mask: Any) -> Calls[list[Any]] | None:
+        """Read datapoints, and return the calls that decode them, for threads; None if they can only be fetched."""
+        return None
 
     async def _nullable_keys(self, mask: Collection[str] | None) -> frozenset[str]:
         """Return the keys, all or those of a mask, of which some values may be None, or of another type."""
@@ -98,11 +103,28 @@ def kin_of(source: DataSource) -> Any:
     return source._kin()
 
 
-def fetch_together(
-    sources: Sequence[DataSource], indices: Sequence[Any], mask: Any
-) -> Coroutine[Any, Any, list[list[Any]]]:
-    """Return datapoints of each of several sources with an equal ``kin_of``."""
-    return sources[0]._fetch_together(sources[1:], indices, mask)
+def fetch_stored(source: DataSource, indices: Any, mask: Any) -> Coroutine[Any, Any, Calls[list[Any]] | None]:
+    """Read datapoints, and return the calls that decode them, for threads; None if they can only be fetched."""
+    return source._fetch_stored(indices, mask)
+
+
+class Joint(abc.ABC):
+    """Sources with an equal ``kin_of``, whose datapoints are fetched together."""
+
+    @abc.abstractmethod
+    def fits(self, sources: Sequence[Any]) -> bool:
+        """Return whether it has all of these sources, as they are now. Otherwise make another one by ``join``."""
+
+    @abc.abstractmethod
+    async def fetch(self, sources: Sequence[Any], counts: Sequence[int], indices: Ints, mask: Any) -> list[Any]:
+        """Return so many datapoints of each of some sources that fit, by their indices there, one source behind the
+        other.
+        """
+
+
+def join(sources: Sequence[DataSource]) -> Joint:
+    """Return sources with an equal ``kin_of`` as one."""
+    return sources[0]._joined(sources[1:])
 
 
 class OpenedDataSource(DataSource, Awaited, AsyncResource, Generic[Datapoint_co]):

@@ -23,7 +23,7 @@ from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.nodes.stacking import warn_of_no_batch
 from granular.aio.pipeline.origins import Origins, Traceable, traced
-from granular.aio.pipeline.planned_operations import AwaitedPlans, PlannedOperations
+from granular.aio.pipeline.planned_operations import PlannedOperations
 from granular.aio.pipeline.shards import RANK_ARGUMENTS, ShardOptions
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
@@ -53,7 +53,7 @@ T = TypeVar('T')
 _datasets: 'weakref.WeakValueDictionary[int, MapOperations[Any]]' = weakref.WeakValueDictionary()  # by their sources
 
 
-class MapOperations(PlannedOperations, Traceable, Chain, abc.ABC, Generic[Element_co]):
+class MapOperations(Traceable, Chain, abc.ABC, Generic[Element_co]):
     """Operations of a MapDataset. Each returns a new dataset; nothing is read until elements are requested.
 
     Those that change the type of the elements return Any here: the MapDatasets of both APIs declare which of their own
@@ -231,33 +231,6 @@ class MapOperations(PlannedOperations, Traceable, Chain, abc.ABC, Generic[Elemen
             selection.warn_of_other_elements(self._node)
         return self._of(nodes.Repeat(self._node, num_epochs, reseed_each_epoch))
 
-    @abc.abstractmethod
-    def filter_classes(self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None) -> Any:
-        """Keep the elements of some classes, or of all other classes.
-
-        Reads only the labels, once. If the order changes from epoch to epoch, the first epoch decides which indices are
-        kept: shuffle after filtering.
-
-        Args:
-          field: key of the label; an element may have one label or a sequence of labels.
-          valid_classes: classes to keep: a list, range or array of integers or strings. If no element has one of them,
-            the dataset is empty, as for ``subset([])``.
-          invalid_classes: classes to remove, instead of ``valid_classes``.
-        """
-
-    @abc.abstractmethod
-    def oversample(
-        self, field: str = 'label', strategy: Strategy = 'multiply', unlabeled: int | str | None = -1
-    ) -> Any:
-        """Repeat elements of rare classes. Reads only the labels, once.
-
-        Args:
-          field: key of the label.
-          strategy: ``'multiply'``: each element appears k times, where k is how often its class fits into the largest
-            class; ``'exact'``: elements of each class are repeated until it is as large as the largest class.
-          unlabeled: label that means "no class": its elements appear once. None if there is no such label.
-        """
-
     # --- elements
 
     @answering(**MAP_ARGUMENTS)
@@ -389,7 +362,7 @@ class MapOperations(PlannedOperations, Traceable, Chain, abc.ABC, Generic[Elemen
         return f'<{type(self).__name__} of {counted(len(self), "element")}: {self._node.describe()}>'
 
 
-class MapDataset(Awaited, AwaitedPlans, MapOperations[Element_co]):
+class MapDataset(Awaited, PlannedOperations, MapOperations[Element_co]):
     """A lazy sequence of elements, each a pure function of its index, fetched many at a time.
 
     Operations return a new dataset and read nothing::
@@ -419,14 +392,35 @@ class MapDataset(Awaited, AwaitedPlans, MapOperations[Element_co]):
     async def indices(self, steps: ArrayLike) -> Origins:
         return await offload(traced, self._node, steps)
 
+    @answering()
     async def filter_classes(
         self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None
     ) -> Self:
+        """Keep the elements of some classes, or of all other classes.
+
+        Reads only the labels, once. If the order changes from epoch to epoch, the first epoch decides which indices are
+        kept: shuffle after filtering.
+
+        Args:
+          field: key of the label; an element may have one label or a sequence of labels.
+          valid_classes: classes to keep: a list, range or array of integers or strings. If no element has one of them,
+            the dataset is empty, as for ``subset([])``.
+          invalid_classes: classes to remove, instead of ``valid_classes``.
+        """
         return self._of(await selection.filtered(self._node, field, valid_classes, invalid_classes))
 
+    @answering()
     async def oversample(
         self, field: str = 'label', strategy: Strategy = 'multiply', unlabeled: int | str | None = -1
     ) -> Self:
+        """Repeat elements of rare classes. Reads only the labels, once.
+
+        Args:
+          field: key of the label.
+          strategy: ``'multiply'``: each element appears k times, where k is how often its class fits into the largest
+            class; ``'exact'``: elements of each class are repeated until it is as large as the largest class.
+          unlabeled: label that means "no class": its elements appear once. None if there is no such label.
+        """
         return self._of(await selection.oversampled(self._node, field, strategy, unlabeled))
 
     def __aiter__(self) -> iterator.DatasetIterator[Element_co]:

@@ -1,6 +1,5 @@
 """Operations of a MapDataset whose elements are planned by the sizes of others."""
 
-import abc
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,8 +14,8 @@ from granular.aio.pipeline.streams.packing_options import Longer, PlannedRecipe,
 from granular.errors import InvalidArgumentError
 
 
-class PlannedOperations(abc.ABC):
-    """The operations of both APIs."""
+class PlannedOperations:
+    """The operations of the async API."""
 
     _node: Source
 
@@ -25,8 +24,8 @@ class PlannedOperations(abc.ABC):
         @classmethod
         def _of(cls, node: Source) -> Self: ...
 
-    @abc.abstractmethod
-    def pack(
+    @answering()
+    async def pack(
         self,
         length: Mapping[str, Any],
         *,
@@ -76,9 +75,14 @@ class PlannedOperations(abc.ABC):
             their elements.
           DatapointError: in iteration, for an element whose size is not that of the plan.
         """
+        recipe = PlannedRecipe(
+            length, strategy, classes, bos, alignment, padding, max_segments, separator, extra, documents, cu_seqlens,
+            longer,
+        )  # fmt: skip
+        return self._of(await packed(self._node, recipe, sizes))
 
-    @abc.abstractmethod
-    def batch_by_size(
+    @answering()
+    async def batch_by_size(
         self,
         key: str | Sequence[str],
         max_size: float,
@@ -113,6 +117,8 @@ class PlannedOperations(abc.ABC):
             in their elements.
           DatapointError: in iteration, for an element whose size is not that of the plan.
         """
+        arguments = BudgetArguments(key, max_size, buckets, cost, max_elements, align, drop_remainder)
+        return self._of(await batched_by_size(self._node, arguments, sizes))
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
@@ -121,47 +127,3 @@ class PlannedOperations(abc.ABC):
         if not isinstance(batches, SizeBatches):
             raise InvalidArgumentError(f'shapes: {batches.describe()} has none: call batch_by_size() before')
         return batches.shapes
-
-
-class AwaitedPlans(PlannedOperations):
-    """The operations of the async API."""
-
-    @answering()
-    async def pack(
-        self,
-        length: Mapping[str, Any],
-        *,
-        strategy: PlannedStrategy = 'best_fit',
-        classes: int | None = None,
-        sizes: Any = None,
-        bos: Any = None,
-        alignment: int | Mapping[str, Any] | None = None,
-        padding: Any = None,
-        max_segments: int | None = None,
-        separator: Any = None,
-        extra: int = 0,
-        documents: bool = False,
-        cu_seqlens: bool = False,
-        longer: Longer = 'raise',
-    ) -> Any:
-        recipe = PlannedRecipe(
-            length, strategy, classes, bos, alignment, padding, max_segments, separator, extra, documents, cu_seqlens,
-            longer,
-        )  # fmt: skip
-        return self._of(await packed(self._node, recipe, sizes))
-
-    @answering()
-    async def batch_by_size(
-        self,
-        key: str | Sequence[str],
-        max_size: float,
-        *,
-        buckets: int | Sequence[int] = 8,
-        cost: Cost | None = None,
-        sizes: Any = None,
-        max_elements: int | None = None,
-        align: int = 1,
-        drop_remainder: bool = False,
-    ) -> Any:
-        arguments = BudgetArguments(key, max_size, buckets, cost, max_elements, align, drop_remainder)
-        return self._of(await batched_by_size(self._node, arguments, sizes))

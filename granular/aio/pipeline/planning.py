@@ -5,6 +5,7 @@ A plan has classes of sizes, so many elements of each. It tells which *slots* a 
 they have the same plan, and as many rows.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -295,6 +296,13 @@ class Budget(NamedTuple):
         """The number of groups."""
         return int(self.stops[-1]) if len(self.stops) else 0
 
+    @property
+    def most(self) -> Ints:
+        """The largest number of elements of a batch, by bucket; 1 if it has no batches."""
+        batches = np.maximum(1, np.diff(self.stops, prepend=0) * self.align)
+        most: Ints = np.maximum(1, -(-self.elements // batches))
+        return most
+
     def slots(self, groups: Ints, within: Ints) -> tuple[Ints, Ints, Ints]:
         """Return the slots of batches, each given by its group and its number there; the number of elements of each,
         and its bucket.
@@ -306,6 +314,25 @@ class Budget(NamedTuple):
         starts = self.firsts[buckets] + numbers * each + np.minimum(numbers, more)
         counts = each + (numbers < more)
         return ranges(starts, counts), counts, buckets
+
+
+def paddings(sizes: Ints, buckets: Sequence[int] = (8, 64)) -> dict[str, float]:
+    """Return the parts of plans of some sizes that are padding: of whole documents in rows four times as long as the
+    longest, and of batches in numbers of buckets.
+    """
+    values, counts = np.unique(sizes[sizes > 0], return_counts=True)
+    total = int((values * counts).sum())
+    if not total:
+        return {}
+    length = 1 << (4 * int(values[-1]) - 1).bit_length()
+    classes = class_tops(values, counts, default_classes(len(sizes)))
+    of_classes = np.bincount(np.searchsorted(classes, values), counts).astype(np.int64)
+    rows = fit(classes[:, None], of_classes, np.array([length])).rows
+    shares = {f'rows of {length}': 1 - total / (rows * length)}
+    for number in buckets:
+        tops = bucket_tops(values, counts, number)
+        shares[f'{number} buckets'] = 1 - total / int((tops[np.searchsorted(tops, values)] * counts).sum())
+    return shares
 
 
 def sorted_by_class(classes: NDArray[Any]) -> NDArray[Any]:

@@ -23,6 +23,7 @@ from granular.aio.runtime.tasks import result_of, wait_cancelled
 from granular.aio.runtime.user_functions import await_user, call_user
 from granular.errors import GranularError
 
+R = TypeVar('R')
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
 
@@ -154,18 +155,42 @@ async def start_inline(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads
         raise
 
 
-async def map_threads(call: Callable[[int], T], count: int) -> list[T]:
+class Calls(Generic[T]):
+    """Calls of a function for i < count, and a function that makes something of all their results."""
+
+    def __init__(self, call: Callable[[int], Any], count: int, finish: Callable[[list[Any]], T]) -> None:
+        self.call: Callable[[int], Any] = call
+        self.count: int = count
+        self.finish: Callable[[list[Any]], T] = finish
+
+    def then(self, function: Callable[[T], R]) -> 'Calls[R]':
+        """Return these calls, with the result of a function in place of what is made of theirs."""
+        return Calls(self.call, self.count, lambda results: function(self.finish(results)))
+
+
+async def map_threads(call: Callable[[int], T], count: int, before: Calls[Any] | None = None) -> list[T]:
     """Return ``call(i)`` for i < count, computed in threads, in any order; without a loop, starting on this thread.
+
+    The calls in ``before``, if there are any, are made first, without another hop to a thread.
 
     One thread starts, as threads that compute in Python take turns anyway. If it is not done after a millisecond, as
     with images, one thread per core joins; if after 5 ms it was mostly waiting, the whole pool does. The first error
     ends them all, once the running calls have returned.
     """
     calls = _ParallelCalls(call, count)
+    first = None if before is None else _ParallelCalls(before.call, before.count)
+
+    def run() -> list[T]:
+        if before is not None and first is not None:
+            before.finish(first.run())
+        return calls.run()
+
     try:
-        return await offload(calls.run)
+        return await offload(calls.run if first is None else run)
     finally:
         calls.stopped = True  # the caller may have been cancelled: no thread starts another call
+        if first is not None:
+            first.stopped = True
 
 
 def map_threads_now(call: Callable[[int], T], count: int) -> list[T]:

@@ -22,6 +22,7 @@ _CODECS: Final = {
 }  # fmt: skip
 _CHANNELS: Final = {'wav': 1 << 10, 'flac': 8}
 _MAX_WAV: Final = (1 << 32) - 1024  # its header has 32 bits for the size
+_PCM: Final = (1, 3, 0xFFFE)  # codes of formats with equally many bytes for each sample
 _MAX_AUDIO: Final = 4 << 30
 _CHUNK: Final = 1 << 16  # samples per frame that is encoded
 
@@ -170,6 +171,33 @@ def decode_audio(buffer: Buffer, max_bytes: int = _MAX_AUDIO) -> Audio:
         if short or isinstance(error, DecodeError):
             raise
         raise DecodeError(f'{len(buffer)} bytes are not audio that PyAV supports: {error!r:.200}') from error
+
+
+def audio_length(buffer: Buffer) -> int:
+    """Return the number of samples of a WAV or FLAC file, by its header; it is decoded if that does not tell.
+
+    Raises:
+      DecodeError: if it is not such a file, or is truncated.
+    """
+    if audio_type(buffer) == 'flac':
+        found = int.from_bytes(buffer[18:26], 'big') & ((1 << 36) - 1)
+    else:
+        _check_length(buffer)
+        found = _wav_length(buffer)
+    return found or len(decode_audio(buffer).samples)
+
+
+def _wav_length(buffer: Buffer) -> int:
+    """Return the number of samples that the chunks of a WAV file tell; 0 if they do not."""
+    position, width = 12, 0
+    while position + 8 <= len(buffer):
+        size = int.from_bytes(buffer[position + 4 : position + 8], 'little')
+        if buffer[position : position + 4] == b'fmt ' and int.from_bytes(buffer[position + 8 :][:2], 'little') in _PCM:
+            width = int.from_bytes(buffer[position + 20 :][:2], 'little')
+        if buffer[position : position + 4] == b'data':
+            return size // width if width and size != 0xFFFFFFFF else 0
+        position += 8 + size + size % 2
+    return 0
 
 
 def _check_length(buffer: Buffer) -> None:

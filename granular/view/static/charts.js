@@ -31,6 +31,7 @@ export function histogram(key, chart) {
   const first = chart.bars[0];
   const last = chart.bars.at(-1);
   const notes = [chart.mean ? `mean ${chart.title.startsWith('bytes') ? bytes(Math.round(Number(chart.mean))) : chart.mean}` : '',
+    ...Object.entries(chart.padding || {}).map(([plan, part]) => `${part} padding in ${plan}`),
     chart.strange ? `${count(chart.strange)} not finite` : ''].filter(Boolean);
   return frame(key, chart,
     s('svg', { viewBox: '0 0 300 96', preserveAspectRatio: 'none', role: 'img', 'aria-label': `${chart.title} of ${key}` }, columns),

@@ -74,6 +74,11 @@ class IndexWrapper(_Arranged):
     def __len__(self) -> int:
         return len(self._selected())
 
+    @property
+    def indices(self) -> Ints:
+        """The index in the wrapped dataset of each datapoint: int64 of shape ``(len(self),)``."""
+        return self._flat()
+
     def _lookup(self, indices: Ints) -> Ints:
         return look_up(self._selected(), indices)[1]
 

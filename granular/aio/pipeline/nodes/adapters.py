@@ -12,13 +12,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from granular._support.indexing import Ints, integers_of
+from granular._support.indexing import Ints, cut_into, integers_of
 from granular._support.other_names import Elementless, Unindexed
 from granular._support.text import counted
 from granular.aio.pipeline.data_source import (
+    Joint,
     as_data_source,
-    fetch_together,
+    fetch_stored,
     file_bytes,
+    join,
     kin_of,
     nullable_keys,
     parts_of,
@@ -28,7 +30,7 @@ from granular.aio.pipeline.nodes.source import Source, estimate_nbytes, length_o
 from granular.aio.runtime.buffers import read_only
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import call_or_await, offload
+from granular.aio.runtime.threads import Calls, call_or_await, offload
 from granular.aio.runtime.user_functions import await_user, refuse_deferred
 from granular.errors import (
     ClosedError,
@@ -217,11 +219,33 @@ class Fetching(_Adapter):
         kin = kin_of(self._told) if self._is_own else None
         return None if kin is None else (kin, self._mask)
 
-    async def fetch_with(self, others: Sequence['Fetching'], indices: Sequence[Ints]) -> list[list[Any]]:
-        """Return datapoints of this source and of others that are its kin, by the indices in each, in one fan-out."""
-        sources = [self, *others]
+    async def fetch_stored(self, indices: ArrayLike) -> Calls[list[Any]] | None:
+        """Read datapoints, and return the calls that decode them, for threads; None if they can only be fetched."""
+        if not self._is_own:
+            return None
         try:
-            parts = await fetch_together([source.root for source in sources], indices, self._mask)
+            calls = await fetch_stored(self._told, indices, self._mask)
+        except Exception as error:
+            if not capturing.get() or not of_datapoint(error):
+                raise
+            return None  # ``fetch`` tells apart the datapoints that fail
+        return None if calls is None else calls.then(self._counted)
+
+    def _counted(self, datapoints: list[Any]) -> list[Any]:
+        self._count(datapoints)
+        return datapoints
+
+    @staticmethod
+    def join(sources: Iterable['Fetching']) -> Joint:
+        """Return sources that are kin as one."""
+        return join([source._told for source in sources])
+
+    async def fetch_with(self, joint: Joint, sources: Sequence['Fetching'], indices: Sequence[Ints]) -> list[list[Any]]:
+        """Return datapoints of several sources that are kin, by the indices in each, in one fan-out."""
+        counts = list(map(len, indices))
+        try:
+            roots = [source.root for source in sources]
+            parts = cut_into(await joint.fetch(roots, counts, np.concatenate(indices), self._mask), counts)
         except Exception as error:
             is_captured = capturing.get() and of_datapoint(error)
             if not is_captured and not isinstance(error, ObjectChangedError | NotFoundError):

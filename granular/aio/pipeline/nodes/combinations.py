@@ -4,24 +4,29 @@ Mix and concatenate have the order and semantics that Google Grain documents.
 """
 
 import abc
+import functools
 import math
 import operator
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from granular._support.indexing import Ints, grouped, placed
+from granular.aio.pipeline.data_source import Joint
 from granular.aio.pipeline.execution.failures import Failure
 from granular.aio.pipeline.nodes.adapters import Fetching, convert
-from granular.aio.pipeline.nodes.indices import ENDLESS, check_finite, check_length, in_epochs, looked_up
+from granular.aio.pipeline.nodes.elements import measured
+from granular.aio.pipeline.nodes.indices import ENDLESS, IndexNode, check_finite, check_length, in_epochs, looked_up
 from granular.aio.pipeline.nodes.patterns import Pattern, mixed, size_of
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, length_of
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError, OutOfRangeError
+
+_LONGEST_CYCLE: Final = 1 << 18  # choices of a mix that are kept in memory
 
 
 class SourceChoice(Node):
@@ -33,6 +38,10 @@ class SourceChoice(Node):
         if not isinstance(parents, Iterable) or not parents:
             raise InvalidArgumentError(f'expected one source or more, got {parents!r:.100}')
         super().__init__(*map(convert, parents))
+        self._joints = Joints(self.parents)
+
+    def copy_over(self, *parents: Source) -> Self:
+        return self.changed(parents=parents, _joints=Joints(parents))
 
     def _parts(self) -> list[Pattern | None]:
         return [parent.pattern() for parent in self.parents]
@@ -55,7 +64,7 @@ class SourceChoice(Node):
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices, np.int64)
         groups, parts = await offload(self._find, steps)
-        return placed(groups, await _fetch_parts(parts), len(steps))
+        return placed(groups, await self._joints.fetch(parts), len(steps))
 
     def _find(self, indices: Ints) -> tuple[list[tuple[int, Ints]], list[tuple[Source, Ints]]]:
         """Return the owners with their positions, and what is read of each: its source, and the indices in that."""
@@ -77,28 +86,55 @@ def choices_of(node: SourceChoice, indices: Ints) -> tuple[Ints, Ints]:
     return node._chosen(indices)
 
 
-async def _fetch_parts(parts: Sequence[tuple[Source, Ints]]) -> list[list[Any]]:
-    """Return the datapoints of several sources, by the indices in each: of readers that are alike, in one fan-out."""
-    alike: dict[Any, list[int]] = {}
-    for number, (source, _) in enumerate(parts):
-        kin = source.kin() if isinstance(source, Fetching) and len(parts) > 1 else None
-        alike.setdefault((number,) if kin is None else kin, []).append(number)
-    if len(alike) > 1:
-        await to_loop()
-    fetched = await gather([_fetch_alike([parts[number] for number in numbers]) for numbers in alike.values()])
-    out: list[list[Any]] = [[] for _ in parts]
-    for numbers, found in zip(alike.values(), fetched, strict=True):
-        for number, datapoints in zip(numbers, found, strict=True):
-            out[number] = datapoints
-    return out
+class Joints:
+    """Sources beneath a stage, of which readers that are alike are read in one fan-out, as one from batch to batch."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._by_kin: dict[Any, Joint] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._sources,)
+
+    async def fetch(self, parts: Sequence[tuple[Source, Ints]]) -> list[list[Any]]:
+        """Return the datapoints of several sources, by the indices in each."""
+        if len(parts) == 1:
+            [(source, indices)] = parts
+            return [await source.fetch(indices)]
+        alike: dict[Any, list[int]] = {}
+        for number, (source, _) in enumerate(parts):
+            kin = source.kin() if isinstance(source, Fetching) else None
+            alike.setdefault(number if kin is None else kin, []).append(number)
+        if len(alike) > 1:
+            await to_loop()
+        fetched = await gather(
+            [self._fetch_alike(kin, [parts[number] for number in numbers]) for kin, numbers in alike.items()]
+        )
+        out: list[list[Any]] = [[] for _ in parts]
+        for numbers, found in zip(alike.values(), fetched, strict=True):
+            for number, datapoints in zip(numbers, found, strict=True):
+                out[number] = datapoints
+        return out
+
+    async def _fetch_alike(self, kin: Any, parts: Sequence[tuple[Source, Ints]]) -> list[list[Any]]:
+        first, indices = parts[0]
+        if len(parts) == 1 or not isinstance(first, Fetching):
+            return [await first.fetch(indices)]
+        sources = [source for source, _ in parts if isinstance(source, Fetching)]
+        joint = self._by_kin.get(kin)
+        if joint is None or not joint.fits([source.root for source in sources]):
+            # With all that are open, so that the next batches, which read others of them, find them in it.
+            beneath = [source for source in map(_read_by, self._sources) if isinstance(source, Fetching)]
+            own = {id(source.root): source for source in (*beneath, *sources) if source.kin() == kin}
+            joint = self._by_kin[kin] = first.join(list(own.values()))
+        return await first.fetch_with(joint, sources, [own for _, own in parts])
 
 
-async def _fetch_alike(parts: Sequence[tuple[Source, Ints]]) -> list[list[Any]]:
-    first, indices = parts[0]
-    if len(parts) == 1 or not isinstance(first, Fetching):
-        return [await first.fetch(indices)]
-    others = [source for source, _ in parts[1:] if isinstance(source, Fetching)]
-    return await first.fetch_with(others, [own for _, own in parts])
+def _read_by(source: Source) -> Source:
+    """Return the source that a chain of operations on indices reads."""
+    while isinstance(source, IndexNode):
+        source = source.parents[0]
+    return source
 
 
 async def fetch_by_owner(owners: Ints, fetch: Callable[[int, Ints], Coroutine[Any, Any, Sequence[Any]]]) -> list[Any]:
@@ -187,8 +223,27 @@ def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
     """Return, for each index, the number of the source and how often that source was chosen before.
 
     Of the first k choices, the first source gets ``k - k * (sum - weight) // sum``; the other sources divide the rest
-    in the same way.
+    in the same way. So the choices repeat themselves, with another turn of each weight.
     """
+    total = sum(weights)
+    divisor = math.gcd(*weights)
+    if total // divisor > _LONGEST_CYCLE:
+        return _turns(indices, weights)
+    owners, inner, shares = _cycle(tuple(weight // divisor for weight in weights))
+    cycles = indices // len(owners)
+    places = indices - cycles * len(owners)
+    chosen: Ints = owners[places]
+    before: Ints = inner[places] + cycles * shares[chosen]
+    return chosen, before
+
+
+@functools.lru_cache(8)
+def _cycle(weights: tuple[int, ...]) -> tuple[Ints, Ints, Ints]:
+    """Return the result of ``turns`` until it repeats itself, and how often each source is chosen until then."""
+    return (*_turns(np.arange(sum(weights)), weights), np.array(weights))
+
+
+def _turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
     owners, inner = np.full_like(indices, -1), np.zeros_like(indices)
     left = sum(weights)
     if left * (int(np.abs(indices).max(initial=0)) + 1) >= 1 << 63:
@@ -260,6 +315,11 @@ class Concatenate(SourceChoice):
             return None
         unknown = any(part is not None and not part.datasets for part in parts)
         return Pattern(0 if unknown else sum(map(size_of, parts)), 0)
+
+    async def measure(self, path: Sequence[str]) -> Ints | None:
+        parts = await gather([measured(parent, path) for parent in self.parents])
+        known = [sizes for sizes in parts if sizes is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
 
     def describe(self) -> str:
         return f'concatenate {len(self.parents)}'

@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from granular._support.indexing import MOST, Ints, Seed, check_integer, indices_of
-from granular.aio.pipeline.execution.failures import Failure, Handler, handling
-from granular.aio.pipeline.nodes.indices import check_finite, in_epochs
+from granular.aio.pipeline.execution.failures import Failure, Handler, capturing, handling, of_datapoint
+from granular.aio.pipeline.nodes.adapters import Fetching
+from granular.aio.pipeline.nodes.indices import IndexNode, beneath, check_finite, find, in_epochs
 from granular.aio.pipeline.nodes.patterns import Pattern
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
 from granular.aio.pipeline.nodes.stacking import describe_batch, is_small, stack
 from granular.aio.pipeline.transforms import FlatMapFunction, Predicate, RandomFunction
+from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.user_functions import call_checked, call_user, function_or, method_of, name_of
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
 from granular.formats.checksums import crc32c
@@ -52,10 +54,19 @@ class Element(Node):
         while isinstance(source := chain[-1].parents[0], Element):
             chain.append(source)
         steps = np.asarray(indices).tolist()
-        datapoints = await source.fetch(indices)
-        return await map_in_threads(
-            [timed(node, node.call) for node in reversed(chain)], datapoints, self._doing, steps
-        )
+        calls = [timed(node, node.call) for node in reversed(chain)]
+        source, inner = await find(source, indices)
+        if isinstance(source, Fetching) and not is_immediate():
+            # Decoding and the functions share one hop to a thread.
+            decoding, decoded = await source.fetch_stored(inner), list[Any]()
+            if decoding is not None:
+                try:
+                    return await map_in_threads(calls, decoded, self._doing, steps, decoding.then(decoded.extend))
+                except Exception as error:
+                    if decoded or not capturing.get() or not of_datapoint(error):
+                        raise
+                # Not decoded: ``fetch`` tells apart the datapoints that fail.
+        return await map_in_threads(calls, await source.fetch(inner), self._doing, steps)
 
 
 class Function(Element):
@@ -452,3 +463,24 @@ class Batch(Node):
 
     def describe(self) -> str:
         return describe_batch(self.size, self.drop_remainder, self.fn)
+
+
+def beneath_functions(source: Source) -> tuple[Source, list[str]]:
+    """Return the next source that does more than to map indices, or single elements, and the functions before it."""
+    functions = []
+    while isinstance(source, IndexNode) or source.elementwise:
+        if source.elementwise and not isinstance(source, Select):
+            functions.append(source.describe())
+        source = source.parents[0]
+    return source, functions
+
+
+async def measured(source: Source, path: Sequence[str]) -> Ints | None:
+    """Return the sizes of a value of all elements of a source in the first epoch; None if they are not known."""
+    base, functions = beneath_functions(source)
+    sizes = None if functions else await base.measure(path)
+    if sizes is None:
+        return None
+    _, indices = beneath(source, np.arange(len(source)))
+    own: Ints = sizes[indices % max(1, len(base))]
+    return own

@@ -170,6 +170,11 @@ class Shuffle(IndexNode):
         return np.asarray(indices, np.int64)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
+        source, steps = await find(self, indices)
+        return await source.fetch(steps)
+
+    async def find(self, indices: ArrayLike) -> tuple[Source, Ints]:
+        """Return the result of ``look_up``, computed in a thread if the order takes long."""
         steps = self._steps(indices)
         length, source = len(self), self.parents[0]
         check_not_empty(self, length, steps)
@@ -179,8 +184,7 @@ class Shuffle(IndexNode):
             steps = call_user(self._lookup, steps)
         else:
             steps = await offload(self._lookup, steps)
-        source, steps = look_up(source, steps)
-        return await source.fetch(steps)
+        return look_up(source, steps)
 
     def chosen(self, indices: Ints) -> Ints | None:
         if isinstance(self.parents[0], BlockBuffer):
@@ -196,6 +200,14 @@ class Shuffle(IndexNode):
 
     def describe(self) -> str:
         return f'shuffle(seed={self.seed}, {self.order!r})'
+
+
+async def find(source: Source, indices: ArrayLike) -> tuple[Source, Ints]:
+    """Return the next source that does more than to map indices, and its indices, also behind a shuffle."""
+    source, steps = look_up(source, np.asarray(indices, np.int64))
+    while isinstance(source, Shuffle):
+        source, steps = await source.find(steps)
+    return source, steps
 
 
 class _FirstEpoch:

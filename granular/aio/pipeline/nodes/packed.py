@@ -1,7 +1,9 @@
 """Rows of fixed lengths with documents that are chosen by their sizes, before anything is read."""
 
 import abc
+import functools
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -10,9 +12,9 @@ from numpy.typing import NDArray
 
 from granular._support.indexing import Ints, cut_into, sums_of
 from granular.aio.pipeline.execution.failures import capturing, of_datapoint
+from granular.aio.pipeline.nodes.arrangements import Arrangement
 from granular.aio.pipeline.nodes.planned import (
     CHUNK,
-    Arrangement,
     Composition,
     Pieces,
     Planned,
@@ -44,6 +46,7 @@ _REMEDY: Final = "pass longer='cut', 'drop' or 'divide', or a larger length"
 async def packed(parent: Source, recipe: PlannedRecipe, sizes: Any) -> 'PackedRows':
     """Plan rows of the elements of a source, with given sizes, or those that it tells."""
     check_plannable(parent, 'pack')
+    recipe.check_option('sizes', sizes)
     measured = [
         compact(await sizes_of(parent, feature.path, value_for(feature.path, sizes, None, 'sizes'), 'pack'))
         for feature in recipe.features
@@ -82,9 +85,12 @@ class PackedRows(Planned):
         self._recipe = recipe
         self._segments = segments
         self._by_position = recipe.documents
-        self._digest = digest_of(sizes)
+        self._digest = f'sizes {digest_of(sizes)}'
         self._checked: set[tuple[int, np.dtype[Any]]] = set()  # dtypes of features that all options are values of
-        self._numbers = np.arange(max(recipe.lengths), dtype=np.int32)
+
+    @functools.cached_property
+    def _numbers(self) -> NDArray[np.int32]:
+        return np.arange(max(self._recipe.lengths), dtype=np.int32)
 
     @classmethod
     @abc.abstractmethod
@@ -96,7 +102,7 @@ class PackedRows(Planned):
         return None if stored is None else stored * len(self.parents[0]) / max(1, len(self))
 
     def describe(self) -> str:
-        return f'{self._recipe.description}, sizes {self._digest})'
+        return f'{self._recipe.description}, {self._digest})'
 
     def _limits(self, row: Row, i: int) -> tuple[list[int], list[int], list[int]]:
         """Return where the part of each document of a row begins and ends, its separator included, and its values."""
@@ -155,16 +161,15 @@ class PackedRows(Planned):
                 for option, value in (('padding', feature.padding), ('bos', feature.bos), ('separator', separator)):
                     check_value(value, dtype, f'{option} of {feature.name!r}')
                 self._checked.add((i, dtype))
-            parts, are_parts = [], type(row.elements[0]) is Part
+            parts, replaced, are_parts = [], list[bool](), type(row.elements[0]) is Part
             for array, begin, stop, end in zip(arrays, *self._limits(row, i), strict=True):
+                replaced.append(begin < end)  # otherwise its first value is the separator
                 part = array if are_parts else array[begin : min(stop, end)]
                 if separator is not None and stop > end >= begin:
                     part = np.concatenate([part, np.full((1, *shape), separator, dtype)])
                 parts.append(part)
             length, name = recipe.lengths[i], feature.path[-1]
-            values, ids, positions, begins = fill(
-                feature, length, parts, dtype, shape, [True] * len(parts), self._numbers
-            )
+            values, ids, positions, begins = fill(feature, length, parts, dtype, shape, replaced, self._numbers)
             inner = out
             for key in feature.path[:-1]:
                 inner = inner.setdefault(key, {})
@@ -184,7 +189,11 @@ class PackedRows(Planned):
         first: NDArray[Any] | None = None
         documents, sizes = row.wanted.documents, row.wanted.sizes[i].tolist()
         for k, (element, size) in enumerate(zip(row.elements, sizes, strict=True)):
-            array = array_of(element, feature, 'pack: an element')
+            try:
+                array = array_of(element, feature, '')
+            except DatapointError as error:
+                at = self.index_in_source(int(documents[k]))
+                raise DatapointError(f'pack: index {at}{error}', key=feature.name, index=at) from None
             problem = ''
             if len(array) != size:
                 problem = f'expected {size} values, as its size says, got {len(array)}: pass the sizes of this dataset'
@@ -257,6 +266,7 @@ class FittedRows(PackedRows):
     ) -> None:
         super().__init__(parent, recipe, sizes, classes, counts, plan.rows + whole, max(1, plan.segments))
         self._plan, self._whole = plan, whole  # rows that a part of a document fills
+        self._digest += f', plan {digest_of(plan)}'
 
     def _completed(self, arranged: Arrangement, epoch: int) -> Arrangement:
         if not self._whole:
@@ -393,8 +403,8 @@ class ConcatenatedRows(PackedRows):
         segments = most_segments(values, counts, recipe.lengths[0])
         return cls(parent, recipe, sizes, tape, np.array([total]), rows, segments)
 
-    def _arrange(self, epoch: int) -> Arrangement:
-        indices = self._indices(epoch)
+    def _arrange(self, epoch: int, stop: threading.Event) -> Arrangement:
+        indices = self._indices(epoch, stop)
         ends = np.cumsum(self._classes[indices], dtype=np.int64)
         self._check_epoch(epoch, ends[-1:])
         arranged = Arrangement(ends, indices=None if self._source is None else indices)

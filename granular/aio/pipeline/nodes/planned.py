@@ -1,9 +1,10 @@
 """Stages that combine elements by a plan of their sizes, which is known before anything is read."""
 
 import abc
+import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from granular._support.indexing import Ints, cut_into, grouped, integers_of, placed
 from granular._support.text import counted, logger
 from granular.aio.pipeline.execution.failures import Failure, without_failures
-from granular.aio.pipeline.nodes.elements import Select, selected
+from granular.aio.pipeline.nodes.arrangements import Arrangement, Arrangements
+from granular.aio.pipeline.nodes.elements import beneath_functions, selected
 from granular.aio.pipeline.nodes.indices import IndexNode, Shuffle, Slice, Wrapped, beneath, check_finite, in_epochs
 from granular.aio.pipeline.nodes.source import (
     Node,
@@ -25,8 +27,7 @@ from granular.aio.pipeline.nodes.source import (
 )
 from granular.aio.pipeline.nodes.stacking import is_small
 from granular.aio.pipeline.planning import sorted_by_class
-from granular.aio.runtime.threads import offload
-from granular.aio.runtime.user_functions import call_user
+from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import InvalidArgumentError
 from granular.formats.checksums import crc32c
 from granular.shuffle import Blocks, permute
@@ -35,21 +36,7 @@ _INLINE: Final = 1 << 14  # elements up to which an epoch is arranged on the eve
 CHUNK: Final = 1 << 18  # elements that are looked up at a time
 _TABLE: Final = 1 << 24  # sizes, at most, that are counted in a table
 _PAGE: Final = 1 << 17  # sizes that are read at a time
-_KEPT: Final = 2  # epochs: one that ends while the next begins
-
-
-class Arrangement(NamedTuple):
-    """The order of a plan in one epoch."""
-
-    table: NDArray[Any]  # the position in the epoch of each slot; where documents are concatenated, their ends
-    units: NDArray[Any] | None = None  # the row, or group of batches, at each place; None for their own order
-    divided: tuple[NDArray[Any], Ints] | None = None  # positions of divided documents, and the ends of their whole rows
-    indices: NDArray[Any] | None = None  # those in the source, where the table has none
-
-    def of_source(self, indices: NDArray[Any]) -> 'Arrangement':
-        """Return the arrangement with indices of the source in place of positions."""
-        divided = None if self.divided is None else (indices[self.divided[0]], self.divided[1])
-        return self._replace(table=indices[self.table], divided=divided)
+_LATE: Final = 7 / 8  # of an epoch, after which the next one is arranged
 
 
 class Pieces(NamedTuple):
@@ -108,44 +95,34 @@ class Planned(Node):
         varying = [stage.describe() for stage in all_stages(parent) if stage.varies]
         self.varies = varying_stage(parent) is not None
         self._seed = crc32c('\n'.join(varying).encode()) if self.varies else None
-        self._arranged: dict[int, Arrangement] = {}
-        self._lock = threading.Lock()
+        self._arranged = Arrangements()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ('_arranged', '_lock')}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state, _arranged={}, _lock=threading.Lock())
+        if pickling_for_worker.get() and len(self):  # one epoch is arranged once for all workers, which map it
+            self._arranged.compute_first(self._arrange)
+        return self.__dict__
 
     def changed(self, **changes: Any) -> 'Planned':
-        return super().changed(**changes, _arranged={}, _lock=threading.Lock())
+        return super().changed(**changes, _arranged=Arrangements())
 
     def __len__(self) -> int:
         return self._units * self._align
 
     # --- epochs
 
-    def _arrangement(self, epoch: int) -> Arrangement:
-        with self._lock:
-            if (arranged := self._arranged.get(epoch)) is None:
-                arranged = self._arrange(epoch)
-                for oldest in list(self._arranged)[: max(0, len(self._arranged) + 1 - _KEPT)]:
-                    del self._arranged[oldest]
-                self._arranged[epoch] = arranged
-            return arranged
-
-    def _arrange(self, epoch: int) -> Arrangement:
-        """Compute what the plan is in an epoch."""
-        indices = self._indices(epoch)
+    def _arrange(self, epoch: int, stop: threading.Event) -> Arrangement:
+        """Compute what the plan is in an epoch, unless the event is set meanwhile."""
+        indices = self._indices(epoch, stop)
         classes = self._classes[indices]
         self._check_epoch(epoch, counts_by_class(classes, len(self._counts)))
         arranged = self._in_order(self._completed(Arrangement(sorted_by_class(classes)), epoch), epoch)
         return arranged if self._source is None else arranged.of_source(indices)
 
-    def _indices(self, epoch: int) -> NDArray[Any]:
+    def _indices(self, epoch: int, stop: threading.Event) -> NDArray[Any]:
         """Return the index in the source of each element of an epoch."""
         count = len(self._classes)
-        return looked_up(self.parents[0], np.arange(count, dtype=np.int32 if count < 1 << 31 else np.int64), epoch)
+        table = np.arange(count, dtype=np.int32 if count < 1 << 31 else np.int64)
+        return looked_up(self.parents[0], table, epoch, stop)
 
     @property
     def _source(self) -> Source | None:
@@ -199,13 +176,12 @@ class Planned(Node):
             return []
         epochs, places = np.divmod(steps, len(self))
         groups, plans = grouped(epochs), []
+        is_quick = len(self.parents[0]) <= _INLINE
         for epoch, chosen in groups:
-            own = 0 if self.kept else epoch
-            arranged = self._arranged.get(own)  # without the lock, which is held while another epoch is computed
-            if arranged is None and len(self.parents[0]) <= _INLINE:
-                arranged = call_user(self._arrangement, own)
-            elif arranged is None:
-                arranged = await offload(self._arrangement, own)
+            own = epoch if self.varies and not self.kept else 0
+            arranged = await self._arranged.get(own, self._arrange, is_quick)
+            if self.varies and not is_quick and places[chosen].max() >= _LATE * len(self):
+                await self._arranged.begin(epoch + 1, self._arrange)
             first = in_epochs(np.zeros(1, np.int64), np.array([epoch]), len(self.parents[0]))
             plans.append(self._wanted(self._placed(places[chosen], arranged), int(first[0])))
         wanted: list[Wanted] = placed(groups, plans, len(steps))
@@ -226,7 +202,8 @@ class Planned(Node):
         source = self.parents[0] if self._source is None else self._source
         groups, plans = grouped(epochs), []
         for epoch, chosen in groups:
-            pieces = self._placed(places[chosen], call_user(self._arrangement, 0 if self.kept else epoch))
+            own = epoch if self.varies and not self.kept else 0
+            pieces = self._placed(places[chosen], self._arranged.compute(own, self._arrange))
             documents = pieces.positions
             if self._source is None:
                 documents = documents + in_epochs(np.zeros(1, np.int64), np.array([epoch]), len(self.parents[0]))[0]
@@ -244,6 +221,10 @@ class Planned(Node):
         """Return the sizes of elements that are wanted, by value."""
         indices = documents if self._source is not None else beneath(self.parents[0], documents)[1]
         return [table[indices % len(table)].astype(np.int64) for table in self._sizes]
+
+    async def release(self) -> None:
+        await self._arranged.release()
+        await super().release()
 
     def index_in_source(self, document: int) -> int:
         """Return the index in the source of an element that is wanted."""
@@ -338,9 +319,10 @@ def check_plannable(parent: Source, operation: str) -> None:
             )
     base, _ = beneath(parent, np.zeros(0, np.int64))
     if (varying_base := varying_stage(base)) is not None:
+        because = '' if varying_base is base else f', because of {varying_base.describe()}'
         raise InvalidArgumentError(
-            f'{operation}: {base.describe()} has its elements in another order in each epoch, or others, because of '
-            f'{varying_base.describe()}: call {operation}() before it'
+            f'{operation}: {base.describe()} has its elements in another order in each epoch, or others{because}: '
+            f'call {operation}() before it'
         )
 
 
@@ -354,11 +336,7 @@ async def sizes_of(parent: Source, path: Sequence[str], given: Any, operation: s
       operation: the operation that needs them, for errors.
     """
     name = '.'.join(path)
-    functions, base = [], parent
-    while isinstance(base, IndexNode) or base.elementwise:
-        if base.elementwise and not isinstance(base, Select):
-            functions.append(base.describe())
-        base = base.parents[0]
+    base, functions = beneath_functions(parent)
     remedy = f'pass sizes=, an array of {len(base)}, one for each element of it, or the name of a key that has them'
     if given is None:
         if functions:
@@ -389,7 +367,7 @@ async def _read_sizes(base: Source, key: str, operation: str) -> Ints:
     for start in range(0, len(base), _PAGE):
         page = np.arange(start, min(start + _PAGE, len(base)))
         values += [element[key] for element in without_failures(await source.fetch(page))]
-    return integers_of(np.asarray(values, None if values else np.int64), f'{operation}: sizes {key!r}')
+    return integers_of(values or np.zeros(0, np.int64), f'{operation}: sizes {key!r}')
 
 
 def compact(sizes: Ints) -> NDArray[Any]:
@@ -439,12 +417,18 @@ def counts_by_class(classes: NDArray[Any], number: int) -> Ints:
     return counts
 
 
-def looked_up(parent: Source, table: NDArray[Any], epoch: int) -> NDArray[Any]:
-    """Return the values in a table, by indices of the source of a parent, for all elements of an epoch."""
+def looked_up(parent: Source, table: NDArray[Any], epoch: int, stop: threading.Event | None = None) -> NDArray[Any]:
+    """Return the values in a table, by indices of the source of a parent, for all elements of an epoch.
+
+    Raises:
+      CancelledError: if the event is set meanwhile.
+    """
     count = len(parent)
     out = np.empty(count, table.dtype)
     first = int(in_epochs(np.zeros(1, np.int64), np.array([epoch]), count)[0])
     for start in range(0, count, CHUNK):
+        if stop is not None and stop.is_set():
+            raise asyncio.CancelledError
         positions = np.arange(start, min(start + CHUNK, count))
         _, indices = beneath(parent, positions + first)
         out[positions] = table[indices % len(table)]
@@ -452,7 +436,7 @@ def looked_up(parent: Source, table: NDArray[Any], epoch: int) -> NDArray[Any]:
 
 
 def digest_of(sizes: Sequence[NDArray[Any]]) -> str:
-    """Return a checksum of sizes, for states."""
+    """Return a checksum of sizes, or of what a plan is made of, for states."""
     checksum = 0
     for own in sizes:
         for start in range(0, len(own), CHUNK):

@@ -1,14 +1,14 @@
 """Padded batches of elements of about equal size, within a budget, planned before anything is read."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._support.indexing import Ints, check_integer, integers_of, sums_of
+from granular._support.indexing import MOST, Ints, check_integer, integers_of, sums_of
+from granular.aio.pipeline.nodes.arrangements import Arrangement
 from granular.aio.pipeline.nodes.planned import (
-    Arrangement,
     Composition,
     Pieces,
     Planned,
@@ -26,15 +26,13 @@ from granular.aio.pipeline.nodes.planned import (
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.nodes.stacking import combine, concatenate, memory_for, stack
 from granular.aio.pipeline.planning import Budget, bucket_tops, ranges
-from granular.aio.pipeline.streams.rows import shape_of
+from granular.aio.pipeline.streams.rows import TEXT, shape_of
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_checked, function_or, name_of
 from granular.errors import DatapointError, InvalidArgumentError
 
 Cost = Callable[[int, int], float]
 """Returns the cost of a batch, for its number of elements and the size to which they are padded."""
-
-_MOST: Final = 1 << 40  # elements of a batch
 
 
 def _padded_values(elements: int, top: int) -> int:
@@ -61,7 +59,7 @@ class BudgetArguments:
             raise InvalidArgumentError(f'max_size: expected a number > 0, got {max_size!r:.100}')
         self.max_size = max_size
         self.cost = function_or('cost', cost, _padded_values)
-        self.max_elements = _MOST if max_elements is None else check_integer('max_elements', max_elements, 1, _MOST)
+        self.max_elements = MOST if max_elements is None else check_integer('max_elements', max_elements, 1)
         self.align = check_integer('align', align, 1, 1 << 20)
         self.drop_remainder = bool(drop_remainder)
         self.number, self.tops = 0, np.zeros(0, np.int64)
@@ -80,17 +78,22 @@ class BudgetArguments:
         changed = [f', {name}={value!r}' for name, (value, default) in shown.items() if value != default]
         self.description = f'batch_by_size({key!r}, {max_size}{"".join(changed)}'
 
-    def fitting(self, top: int) -> int:
-        """Return how many elements of a size fit into a batch: its cost is taken to grow with their number."""
+    def fitting(self, top: int, available: int) -> int:
+        """Return how many of the elements that there are fit into a batch, if they are padded to this size: its cost is
+        taken to grow with their number.
+        """
 
         def fits(elements: int) -> bool:
             cost = call_checked('batch_by_size calls cost(elements, top)', self.cost, elements, top)
+            if isinstance(cost, bool) or not isinstance(cost, int | float | np.number) or np.isnan(cost):
+                raise InvalidArgumentError(f'cost: expected a number for ({elements}, {top}), got {cost!r:.100}')
             return bool(cost <= self.max_size)
 
+        largest = min(self.max_elements, available)
         least, most = 0, 1
-        while most <= self.max_elements and fits(most):
+        while most <= largest and fits(most):
             least, most = most, most * 2
-        most = min(most, self.max_elements + 1)
+        most = min(most, largest + 1)
         while most - least > 1:
             middle = (least + most) // 2
             least, most = (middle, most) if fits(middle) else (least, middle)
@@ -125,7 +128,7 @@ class SizeBatches(Planned):
         self._plan = plan
         self._per_batch = per_batch
         self._tops = tops
-        self._digest = digest_of([sizes])
+        self._digest = f'sizes {digest_of([sizes])}, plan {digest_of([tops, per_batch])}'
 
     @classmethod
     def planned(cls, parent: Source, arguments: BudgetArguments, sizes: NDArray[Any]) -> 'SizeBatches':
@@ -134,7 +137,10 @@ class SizeBatches(Planned):
         values, counted = counts_of(in_epoch)
         warn_of_left_out('batch_by_size', int((in_epoch == 0).sum()))
         tops = arguments.tops if len(arguments.tops) else bucket_tops(values, counted, arguments.number)
-        per_batch = np.array([arguments.fitting(top) for top in tops.tolist()], np.int64)
+        buckets = np.searchsorted(tops, np.minimum(values, tops[-1] if len(tops) else 0))
+        counts = np.bincount(buckets, counted, minlength=len(tops)).astype(np.int64)
+        pairs = zip(tops.tolist(), counts.tolist(), strict=True)
+        per_batch = np.array([arguments.fitting(top, max(1, count)) for top, count in pairs], np.int64)
         largest = int(values[-1]) if len(values) else 0
         fitting = int(tops[per_batch > 0].max(initial=0))
         if largest > fitting:
@@ -148,11 +154,9 @@ class SizeBatches(Planned):
                 f'subset(indices)'
             )
         classes = rounded(sizes, tops)
-        counts = np.bincount(np.searchsorted(tops, values), counted, minlength=len(tops)).astype(np.int64)
+        plan = Budget.of(np.maximum(1, per_batch), counts, arguments.align, arguments.drop_remainder)
         counts = np.append(counts, len(parent) - counts.sum())
-        per_batch = np.maximum(1, per_batch)
-        plan = Budget.of(per_batch, counts[:-1], arguments.align, arguments.drop_remainder)
-        return cls(parent, arguments, sizes, classes, counts, plan, per_batch, tops)
+        return cls(parent, arguments, sizes, classes, counts, plan, plan.most, tops)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -171,7 +175,7 @@ class SizeBatches(Planned):
         return None if stored is None else stored * len(self.parents[0]) / max(1, len(self))
 
     def describe(self) -> str:
-        return f'{self._arguments.description}, sizes {self._digest})'
+        return f'{self._arguments.description}, {self._digest})'
 
     def _pieces(self, units: Ints, within: Ints, arranged: Arrangement) -> Pieces:
         slots, counts, buckets = self._plan.slots(units, within)
@@ -198,10 +202,13 @@ class SizeBatches(Planned):
     def _build(self, row: Row, index: int) -> Any:
         elements, keys = row.elements, self._arguments.keys
         top, size = int(self._tops[row.wanted.bucket]), int(self._per_batch[row.wanted.bucket])
+        added = f'{keys[0]}_sizes'
         for k, element in enumerate(elements):
             if not isinstance(element, Mapping) or not {*keys} <= element.keys():
                 got = sorted(map(str, element)) if isinstance(element, Mapping) else type(element).__name__
                 raise self._error(row, k, keys[0], f'expected a dict with {list(keys)}, got {got!s:.200}')
+            if added in element:
+                raise self._error(row, k, added, 'is also the name of the sizes that a batch has: rename it in a map')
         others = [{name: value for name, value in element.items() if name not in keys} for element in elements]
         begins = row.wanted.begins
         count = 0 if begins is not None and begins[0] < 0 else len(elements)
@@ -210,7 +217,7 @@ class SizeBatches(Planned):
         batch = {key: padded[key] if key in padded else stacked[key] for key in elements[0]}
         sizes = np.zeros(size, np.int64)
         sizes[:count] = row.wanted.sizes[0][:count]
-        return {**batch, f'{keys[0]}_sizes': sizes}
+        return {**batch, added: sizes}
 
     def _padded(self, row: Row, key: str, shape: tuple[int, int], count: int) -> NDArray[Any]:
         arrays: list[NDArray[Any]] = []
@@ -219,6 +226,10 @@ class SizeBatches(Planned):
                 array = np.asarray(element[key])
             except ValueError as error:
                 raise self._error(row, k, key, f'it is not an array: {error}') from error
+            if array.dtype.kind in TEXT:
+                got = array.dtype if array.ndim else type(element[key]).__name__
+                problem = f'expected an array or a list of numbers, got {got}: convert it in a map, and pass sizes='
+                raise self._error(row, k, key, problem)
             length = len(array) if array.ndim else 1
             if length != expected:
                 problem = f'expected {expected} values, as its size says, got {length}: pass the sizes of this dataset'

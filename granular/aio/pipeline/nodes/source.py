@@ -4,7 +4,7 @@ import abc
 import operator
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,7 +13,7 @@ from granular._support.indexing import Ints, indices_of
 from granular._support.typing import Element_co
 from granular.aio.pipeline.execution.failures import Failure, capturing, of_function, without_failures
 from granular.aio.pipeline.nodes.patterns import Pattern
-from granular.aio.runtime.threads import map_threads
+from granular.aio.runtime.threads import Calls, map_threads
 from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import CONTROL, call_user, function_error, is_of_signal
 from granular.errors import GranularError, InvalidArgumentError, OutOfRangeError
@@ -56,6 +56,9 @@ class _Fetching(Protocol[Element_co]):
 T = TypeVar('T')
 AnySource = _Indexed[T] | _Fetching[T] | Callable[[int], T]
 """A source of elements of a type, as :func:`convert` takes them."""
+
+
+_NUMBERS: Final = frozenset((int, float, bool))
 
 
 class Source(abc.ABC):
@@ -235,9 +238,14 @@ def length_of(source: Any) -> int:
 
 
 async def map_in_threads(
-    calls: Sequence[Callable[[Any, int], Any]], datapoints: Sequence[Any], doing: str, indices: Sequence[int]
+    calls: Sequence[Callable[[Any, int], Any]],
+    datapoints: Sequence[Any],
+    doing: str,
+    indices: Sequence[int],
+    before: Calls[Any] | None = None,
 ) -> list[Any]:
-    """Call user functions on each datapoint and its index, one after another, in threads.
+    """Call user functions on each datapoint and its index, one after another, in threads. The calls in ``before``,
+    which may fill in the datapoints, are made first.
 
     None and ``Failure`` pass through unchanged. Errors get a note that names the index, and the stage of the function.
     """
@@ -278,11 +286,11 @@ async def map_in_threads(
         finally:
             del raised, error  # their traceback refers to this frame, and so would keep all of them alive
 
-    before = capturing.set(False)  # fetches of the user's functions raise their errors
+    outer = capturing.set(False)  # fetches of the user's functions raise their errors
     try:
-        return await map_threads(several if rest else single, len(datapoints))
+        return await map_threads(several if rest else single, len(indices), before)
     finally:
-        capturing.reset(before)
+        capturing.reset(outer)
 
 
 def timed(stage: Source, call: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
@@ -318,12 +326,14 @@ def estimate_nbytes(datapoints: Sequence[Any]) -> int:
 
 
 def nbytes(datapoint: Any) -> int:
-    if isinstance(datapoint, Mapping):
+    if (kind := type(datapoint)) in _NUMBERS:
+        return 64
+    if kind is dict or isinstance(datapoint, Mapping):
         return 64 + sum(map(nbytes, datapoint.values()))
-    if isinstance(datapoint, list | tuple):
-        return 64 + sum(map(nbytes, datapoint))
     if isinstance(datapoint, bytes | bytearray | str):
         return 64 + len(datapoint)
+    if isinstance(datapoint, list | tuple):
+        return 64 + sum(map(nbytes, datapoint))
     try:
         size = getattr(datapoint, 'nbytes', 0)
     except Exception:  # of a sparse tensor, which cannot tell

@@ -1,7 +1,9 @@
 """The arguments of packing."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+import numpy as np
 
 from granular._support.indexing import check_integer
 from granular.aio.pipeline.shards import ShardOptions, as_shard
@@ -12,6 +14,9 @@ Strategy = Literal['first_fit', 'best_fit', 'concat_then_split']
 
 PlannedStrategy = Literal['best_fit', 'concat_then_split']
 Longer = Literal['raise', 'cut', 'drop', 'divide']
+
+
+_LONGEST: Final = (1 << 30) - 1  # positions of a planned row, which are numbered by 32 bits
 
 
 class Feature(NamedTuple):
@@ -118,7 +123,7 @@ class PlannedRecipe:
         self.features = tuple(
             Feature(
                 path,
-                check_integer(f'length of {".".join(path)!r}', size, 1),
+                check_integer(f'length of {".".join(path)!r}', size, 1, _LONGEST),
                 False,
                 check_integer('alignment', value_for(path, alignment, 1, 'alignment'), 1),
                 value_for(path, padding, 0, 'padding'),
@@ -130,10 +135,14 @@ class PlannedRecipe:
         self.separators = [value_for(feature.path, separator, None, 'separator') for feature in self.features]
         self.documents, self.cu_seqlens = bool(documents), bool(cu_seqlens)
         _check_paths(self.features, options, ('_documents',) if documents else ())
+        for feature, own in zip(self.features, self.separators, strict=True):
+            for name, value in (('padding', feature.padding), ('bos', feature.bos), ('separator', own)):
+                if not isinstance(value, int | float | complex | np.generic | None):
+                    raise InvalidArgumentError(f'{name} of {feature.name!r}: expected a number, got {value!r:.100}')
         self.strategy, self.longer = strategy, longer
         self.classes = None if classes is None else check_integer('classes', classes, 1, 1 << 16)
         self.max_segments = None if max_segments is None else check_integer('max_segments', max_segments, 1)
-        self.extra = check_integer('extra', extra, 0)
+        self.extra = check_integer('extra', extra, 0, _LONGEST)
         self._check_strategy()
         shown = {
             'strategy': (strategy, 'best_fit'), 'classes': (classes, None), 'max_segments': (max_segments, None),
@@ -143,6 +152,10 @@ class PlannedRecipe:
         }  # fmt: skip
         changed = [f', {name}={value!r}' for name, (value, default) in shown.items() if value != default]
         self.description = f'pack({dict(length)}{"".join(changed)}'
+
+    def check_option(self, name: str, value: Any) -> None:
+        """Refuse an option by feature that names others than those that are packed."""
+        _check_paths(self.features, {name: value})
 
     @property
     def lengths(self) -> list[int]:
