@@ -97,6 +97,10 @@ MISTAKES = {
         r'expected a 1-D sequence of integers, got booleans in \[True, 2\]$',
     ),
     'one_field_to_select': (lambda: dataset.select(5), '^fields: expected a sequence of keys, got 5$'),
+    'parts_of_a_sequence_to_select': (
+        lambda: dataset.select({'x': slice(0, 2)}),
+        r"^fields: expected a sequence of keys, got \{'x': slice\(0, 2, None\)\}$",
+    ),
     'number_joined_to_a_path': (lambda: granular.Path('x') / 5, '^x: expected str to join, got int$'),
     'number_as_a_name': (lambda: granular.Path('x').with_name(5), '^x: expected str, got int$'),
     'number_as_a_suffix': (lambda: granular.Path('x').with_suffix(5), '^x: expected str, got int$'),

@@ -164,6 +164,14 @@ def test_shards_that_are_replaced_between_batches_are_read_as_by_their_reader(ro
     assert ids(mixed.batch(12, batch_fn=list)[0]) == before
 
 
+def test_shards_that_are_opened_when_they_are_first_read_are_read_in_a_mix(tmp_path):
+    readers = [granular.open(write(tmp_path, number, shards=40, count=80)) for number in range(3)]
+    mixed = MapDataset.mix([MapDataset.source(reader) for reader in readers]).shuffle(seed=2)
+    expected = [100 * (i % 3) + i // 3 for i in MapDataset.range(240).shuffle(seed=2)]
+    for _ in range(2):
+        assert [one for batch in mixed.batch(9, batch_fn=list) for one in ids(batch)] == expected
+
+
 def test_a_mix_is_read_again_after_a_reader_was_closed(tmp_path):
     readers = opened(tmp_path, 4, shards=2)
     mixed = MapDataset.mix([MapDataset.source(reader) for reader in readers])

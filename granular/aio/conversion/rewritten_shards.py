@@ -12,6 +12,7 @@ from granular.aio.bags.copied import CopiedBag, copied_sizes
 from granular.aio.conversion.changed_keys import ChangedKeys
 from granular.aio.conversion.chosen import chunk_of
 from granular.aio.conversion.dataset_sources import DatasetSources
+from granular.aio.datasets.column_reads import checked_references
 from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.stored_columns import StoredColumn
 from granular.aio.datasets.writer import DatasetWriter, append_columns, copy_bags, write_anew
@@ -153,7 +154,7 @@ class RewrittenShards:
         indices = rows - self._sources.starts[whole]
         if source.refs is None:
             return {target: (indices, np.ones(len(indices), np.int64)) for target in copies}
-        firsts, counts = await source.checked_references(indices)
+        firsts, counts = await checked_references(source, indices)
         numbers = {key: i for i, key in enumerate(source.spec)}
         places = {target: numbers[self._keys.origins[target]] for target in copies}
         return {target: (firsts[:, place], counts[:, place]) for target, place in places.items()}

@@ -181,7 +181,7 @@ class DatapointReader(Joinable[Datapoint_co]):
         values, order = await self._read(positions, choices)
         return as_datapoints(values, choices, len(positions), order)
 
-    async def _fetch_stored(self, indices: Any, mask: Any) -> Calls[list[Any]] | None:
+    async def _fetch_undecoded(self, indices: Any, mask: Any) -> Calls[list[Any]] | None:
         if self._state != 'open':
             await self._ensure_open()
         positions = indices_of(indices, len(self), self._name)

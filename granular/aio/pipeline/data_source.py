@@ -73,7 +73,7 @@ class DataSource(Answering):
         """Return this source and others with an equal ``_kin`` as one."""
         raise NotImplementedError
 
-    async def _fetch_stored(self, indices: Any, mask: Any) -> Calls[list[Any]] | None:
+    async def _fetch_undecoded(self, indices: Any, mask: Any) -> Calls[list[Any]] | None:
         """Read datapoints, and return the calls that decode them, for threads; None if they can only be fetched."""
         return None
 
@@ -103,9 +103,9 @@ def kin_of(source: DataSource) -> Any:
     return source._kin()
 
 
-def fetch_stored(source: DataSource, indices: Any, mask: Any) -> Coroutine[Any, Any, Calls[list[Any]] | None]:
+def fetch_undecoded(source: DataSource, indices: Any, mask: Any) -> Coroutine[Any, Any, Calls[list[Any]] | None]:
     """Read datapoints, and return the calls that decode them, for threads; None if they can only be fetched."""
-    return source._fetch_stored(indices, mask)
+    return source._fetch_undecoded(indices, mask)
 
 
 class Joint(abc.ABC):

@@ -296,7 +296,7 @@ class MapOperations(Traceable, Chain, abc.ABC, Generic[Element_co]):
 
     def select(self, fields: Sequence[str]) -> Self:
         """Keep some fields of each element, a dict. A reader reads only these fields."""
-        if not isinstance(fields, Iterable):
+        if isinstance(fields, Mapping) or not isinstance(fields, Iterable):
             raise InvalidArgumentError(f'fields: expected a sequence of keys, got {fields!r:.100}')
         fields = [fields] if isinstance(fields, str) else list(fields)
         return self._of(elements.selected(self._node, fields))

@@ -18,7 +18,7 @@ from granular._support.text import counted
 from granular.aio.pipeline.data_source import (
     Joint,
     as_data_source,
-    fetch_stored,
+    fetch_undecoded,
     file_bytes,
     join,
     kin_of,
@@ -219,12 +219,12 @@ class Fetching(_Adapter):
         kin = kin_of(self._told) if self._is_own else None
         return None if kin is None else (kin, self._mask)
 
-    async def fetch_stored(self, indices: ArrayLike) -> Calls[list[Any]] | None:
+    async def fetch_undecoded(self, indices: ArrayLike) -> Calls[list[Any]] | None:
         """Read datapoints, and return the calls that decode them, for threads; None if they can only be fetched."""
         if not self._is_own:
             return None
         try:
-            calls = await fetch_stored(self._told, indices, self._mask)
+            calls = await fetch_undecoded(self._told, indices, self._mask)
         except Exception as error:
             if not capturing.get() or not of_datapoint(error):
                 raise

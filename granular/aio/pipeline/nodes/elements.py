@@ -58,7 +58,7 @@ class Element(Node):
         source, inner = await find(source, indices)
         if isinstance(source, Fetching) and not is_immediate():
             # Decoding and the functions share one hop to a thread.
-            decoding, decoded = await source.fetch_stored(inner), list[Any]()
+            decoding, decoded = await source.fetch_undecoded(inner), list[Any]()
             if decoding is not None:
                 try:
                     return await map_in_threads(calls, decoded, self._doing, steps, decoding.then(decoded.extend))
