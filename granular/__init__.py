@@ -15,6 +15,7 @@ __version__ = '1.0.0a1'
 
 if TYPE_CHECKING:
     from granular import aio as aio
+    from granular import changes as changes
     from granular import errors as errors
     from granular import filters as filters
     from granular import formats as formats
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from granular.aio.pipeline.shards import ShardByJaxProcess as ShardByJaxProcess
     from granular.aio.pipeline.shards import ShardByTorchRank as ShardByTorchRank
     from granular.aio.pipeline.shards import ShardOptions as ShardOptions
+    from granular.aio.pipeline.state_description import describe_state as describe_state
     from granular.aio.pipeline.transforms import DatasetOptions as DatasetOptions
     from granular.aio.pipeline.transforms import MultiprocessingOptions as MultiprocessingOptions
     from granular.aio.pipeline.transforms import ReadOptions as ReadOptions
@@ -77,7 +79,7 @@ else:
     lazy_names(
         __name__,
         {
-            'granular': 'aio errors filters formats grain kappadata metrics shuffle sources testing',
+            'granular': 'aio changes errors filters formats grain kappadata metrics shuffle sources testing',
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
             'granular.aio.conversion.convert': 'Conversion',
             'granular.aio.datasources.parquet.stream': 'ParquetIterDataset',
@@ -86,6 +88,7 @@ else:
             'granular.aio.pipeline.data_source': 'DataSource',
             'granular.aio.pipeline.iter_dataset': 'IterDataset',
             'granular.aio.pipeline.shards': 'NoSharding ShardByJaxProcess ShardByTorchRank ShardOptions',
+            'granular.aio.pipeline.state_description': 'describe_state',
             'granular.aio.pipeline.transforms': 'DatasetOptions MultiprocessingOptions ReadOptions',
             'granular.aio.conversion.local_copy': 'LocalCopy',
             'granular.aio.conversion.rewrite': 'Rewriting',

@@ -1,5 +1,5 @@
 """The command line: ``granular demo``, ``info``, ``ls``, ``cat``, ``copy``, ``copy-to-local``, ``convert``,
-``edit``, ``verify``, ``index``, ``clean``, ``view``, ``cache`` and ``bench``.
+``edit``, ``verify``, ``index``, ``state``, ``clean``, ``view``, ``cache`` and ``bench``.
 
 Data goes to stdout, everything else to stderr; progress is drawn only on a terminal.
 """

@@ -18,6 +18,8 @@ from granular._support.text import counted
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.datasources.indexed_files import MaskedFiles
+from granular.aio.pipeline.loader.checkpoints import read_state
+from granular.aio.runtime.portal import run
 from granular.aio.stores.base import Entry
 from granular.cli.describe import describe, describe_sizes, open_any, printable, readable, refuse_other_formats
 from granular.cli.options import Address, Json, OpenPath, pairs, with_store_options
@@ -225,6 +227,19 @@ def index(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
         f'{printable(summary.path)}: {counted(summary.shards, "shard")}, {counted(summary.datapoints, "datapoint")}, '
         f'{counted(summary.records, "record")}, {counted(summary.bytes, "byte")}'
     )
+
+
+@app.command()
+@with_store_options
+def state(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
+    """Describe a saved state: what of each source was taken. It is that of a file or directory of save_state."""
+    path = open_path(url)
+    description = granular.describe_state(run(read_state(path.aio)))
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(description)))
+        return
+    for line in str(description).splitlines():
+        typer.echo(printable(line))
 
 
 @app.command()

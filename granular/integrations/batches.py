@@ -6,7 +6,7 @@ import functools
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 from granular._support.indexing import check_integer
@@ -323,26 +323,26 @@ class Batches(HandOver[Any], Closing):
         """
         return self._loop.state(self._loop.place)
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
         """Resume from a state; batches converted ahead are discarded.
 
         Args:
           state: from ``state_dict``.
-          strict: as for the loader.
+          changes: as for the loader.
 
         Raises:
           InvalidArgumentError: if the iterable has no state.
           StateError: if it is not a state of this loader.
         """
-        exclusively(self, lambda: self._load(state, strict))
+        exclusively(self, lambda: self._load(state, changes))
 
-    def _load(self, state: Mapping[str, Any], strict: bool) -> None:
+    def _load(self, state: Mapping[str, Any], changes: Sequence[Any]) -> None:
         _settle(self._sent)
         place = self._loop.place
         self._discard()
         if self._loop.has_states:
             self._goal = (place,)  # where an interrupt leads, until it is loaded
-        self._loop.load(state, strict)
+        self._loop.load(state, changes)
         self._discard()
 
     get_state, set_state = state_dict, load_state_dict

@@ -2,7 +2,7 @@
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from granular._support.indexing import check_integer
@@ -273,14 +273,14 @@ class _Elements(DatasetIterator[Any]):
     def state_dict(self) -> dict[str, Any]:
         return {**self.get_state(), **self._parts, **({'ended': True} if self.ended else {})}
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
         check_plain(state)
         if isinstance(state, Mapping) and 'epoch' in state and state['epoch'] != self._parts['epoch']:
             return  # a later one was set, which was logged
-        self._restore(state, strict)
+        self._restore(state, changes)
         self._begins_anew = None
 
-    def _restore(self, state: Mapping[str, Any], strict: bool = True) -> None:
+    def _restore(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
         saved = {name: state.get(name) for name in ('ranks', 'workers')}
         own = {name: self._parts[name] for name in saved}
         if saved != own and (own['workers'] > 1 or saved['workers'] not in (None, 1)):
@@ -288,7 +288,7 @@ class _Elements(DatasetIterator[Any]):
                 f'the state was saved with {_shown(saved)}, this is one of {_shown(own)}, and workers do not advance '
                 f'equally: continue with as many of both, or save and load with num_workers=0'
             )
-        self.set_state(state, strict)
+        self.set_state(state, changes)
 
 
 def _shown(parts: Mapping[str, Any]) -> str:

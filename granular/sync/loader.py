@@ -1,12 +1,15 @@
 """The sync API of :mod:`granular.aio.pipeline.loader.loader`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
+
+from numpy.typing import ArrayLike
 
 from granular._support.other_names import Unindexed
 from granular.aio.pipeline.execution.hand_over import exclusively
 from granular.aio.pipeline.loader import loader as core
 from granular.aio.pipeline.loader.collate import Batch, Spec
+from granular.aio.pipeline.origins import Origins
 from granular.aio.runtime.lifecycle import Closing
 from granular.aio.runtime.portal import run, run_close
 from granular.sync.base import constructing, documented_by, sync_doc
@@ -40,10 +43,17 @@ class Loader(Unindexed, core.LoaderHandle, Closing):
     def __next__(self) -> Batch:
         return self._core.__next__()  # type: ignore[no-any-return]
 
-    def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        exclusively(self._core, lambda: self.aio.load(state, strict))
+    def load(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
+        exclusively(self._core, lambda: self.aio.load(state, changes))
 
     load_state_dict = load
+
+    def set_next_index(self, index: int) -> None:
+        exclusively(self._core, lambda: self.aio.set_next_index(index))
+
+    @documented_by(core.LoaderHandle.indices)
+    def indices(self, steps: ArrayLike) -> Origins:
+        return self._core.flow.origins(steps)
 
     @documented_by(core.LoaderHandle.set_epoch)
     def set_epoch(self, epoch: int) -> None:

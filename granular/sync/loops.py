@@ -5,7 +5,7 @@ and the epoch: not from what was taken. Marks lead back to an element that was t
 """
 
 import abc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from granular.aio.pipeline.epochs import Loops
@@ -78,7 +78,7 @@ class Loop(abc.ABC):
         """Return the state of a mark."""
 
     @abc.abstractmethod
-    def load(self, state: Mapping[str, Any], strict: bool) -> None:
+    def load(self, state: Mapping[str, Any], changes: Sequence[Any]) -> None:
         """Continue from a state."""
 
     @property
@@ -146,8 +146,8 @@ class LoopOfLoader(Loop):
     def state(self, mark: int) -> dict[str, Any]:
         return {**self.iterator.save(), 'step': mark}
 
-    def load(self, state: Mapping[str, Any], strict: bool) -> None:
-        self.iterator.load(state, strict)
+    def load(self, state: Mapping[str, Any], changes: Sequence[Any]) -> None:
+        self.iterator.load(state, changes)
 
     @property
     def epoch(self) -> int:
@@ -245,19 +245,19 @@ class LoopOfStream(Loop):
     def state(self, mark: Any) -> dict[str, Any]:
         return {**mark, 'epoch': self._epoch} if self._counts_epochs else dict(mark)
 
-    def load(self, state: Mapping[str, Any], strict: bool) -> None:
+    def load(self, state: Mapping[str, Any], changes: Sequence[Any]) -> None:
         check_plain(state)
         epoch, counts = self._epoch, self._counts_epochs
         if isinstance(state, Mapping) and 'epoch' in state and isinstance(self._source, IterDataset):
             epoch, counts = number_of(state, 'epoch'), True
             state = {name: value for name, value in state.items() if name != 'epoch'}
-        self._load(epoch, state, strict)
+        self._load(epoch, state, changes)
         self._counts_epochs = counts
         self.told = self.told._replace(loaded=(self._epoch, self.place))
         self._resumed = True
 
-    def _load(self, epoch: int, state: Any, strict: bool) -> None:
-        options = {} if strict else {'strict': False}
+    def _load(self, epoch: int, state: Any, changes: Sequence[Any]) -> None:
+        options = {'changes': changes} if changes else {}
         before = self._epoch
         if epoch != before:
             self._epoch = epoch
@@ -296,7 +296,7 @@ class LoopOfStream(Loop):
             )
         self._counts_epochs = True
         if self.told.loaded is not None and self.told.loaded[0] == epoch:
-            self._load(epoch, self.told.loaded[1], True)
+            self._load(epoch, self.told.loaded[1], ())
             self._resumed = False  # a program that counts epochs itself continues even from the end of one
             return
         self._epoch = epoch
@@ -356,7 +356,7 @@ class LoopOfIterable(Loop):
             f'iterators have state_dict and load_state_dict'
         )
 
-    def load(self, state: Mapping[str, Any], strict: bool) -> None:
+    def load(self, state: Mapping[str, Any], changes: Sequence[Any]) -> None:
         self.state(None)
 
     @property

@@ -15,6 +15,7 @@ from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.execution.failures import without_failures
 from granular.aio.pipeline.nodes.elements import Computed
 from granular.aio.pipeline.nodes.source import AnySource, Source
+from granular.aio.pipeline.origins import Origins, traced
 from granular.aio.pipeline.transforms import (
     FlatMapFunction,
     IndexedFunction,
@@ -24,7 +25,7 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.aio.runtime.portal import run
 from granular.errors import InvalidArgumentError
-from granular.sync.base import Batched, blocking, passed_on
+from granular.sync.base import Batched, blocking, documented_by, passed_on
 
 T = TypeVar('T')
 D = TypeVar('D', bound='MapDataset[Any]')
@@ -112,6 +113,10 @@ class MapDataset(core.MapOperations[Element_co], Batched):
 
     def fetch(self, indices: ArrayLike) -> list[Element_co]:
         return without_failures(run(self._node.fetch(integers_of(indices, 'fetch')), immediate=True))
+
+    @documented_by(core.MapOperations.indices)
+    def indices(self, steps: ArrayLike) -> Origins:
+        return traced(self._node, steps)
 
     filter_classes = _operation(core.MapDataset.filter_classes)
     oversample = _operation(core.MapDataset.oversample)

@@ -51,6 +51,7 @@ LAYERS = (
         'filters': 'filters over fields',
         'shuffle': 'orders',
         'config': 'settings',
+        'changes': 'declared changes of pipelines, for states',
         'metrics': 'counters and latency histograms',
         'testing': 'servers and checks for tests',
     },

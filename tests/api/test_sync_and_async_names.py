@@ -29,7 +29,7 @@ PAIRS = [
 ]  # fmt: skip
 
 # How async objects are opened and closed; the readers of parts; the attributes of a stage that the pipeline goes by.
-ONLY_ASYNC = {'abort', 'aclose', 'bags', 'choose', 'get', 'open', 'readers'} | {
+ONLY_ASYNC = {'abort', 'aclose', 'arguments', 'bags', 'choose', 'get', 'open', 'readers'} | {
     'call',
     'changed',
     'chosen',

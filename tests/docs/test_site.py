@@ -13,7 +13,8 @@ from tests.docs.test_documentation import anchors
 
 DOCS = ROOT / 'docs'
 MODULES = [
-    'granular', 'granular.aio', 'granular.aio.sources', 'granular.config', 'granular.errors', 'granular.filters',
+    'granular', 'granular.aio', 'granular.aio.sources', 'granular.changes', 'granular.config', 'granular.errors',
+    'granular.filters',
     'granular.formats', 'granular.metrics',
     'granular.shuffle', 'granular.sources', 'granular.testing',
 ] + [

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -279,7 +280,7 @@ def test_states_of_granular_0_21_count_over_epochs_and_others_are_refused():
         ):
             batches.load(state)
             assert [ids(batch) for batch in batches] == rest
-        with pytest.raises(StateError, match='the state has version 2, this release reads version 3'):
+        with pytest.raises(StateError, match='the state has version 2, this release reads versions 3 to 4'):
             batches.load({'version': 2, 'step': 8, 'seed': 3, 'pipeline': lines})
         with pytest.raises(StateError, match='its step 2 of an epoch is not a multiple'):
             batches.load({'step': 22 + 2, 'seed': 3})
@@ -287,15 +288,24 @@ def test_states_of_granular_0_21_count_over_epochs_and_others_are_refused():
             batches.load({**batches.save(), 'length': 'x'})
 
 
-def test_an_epoch_is_that_of_the_saved_length():
-    with granular.Loader(dataset(22), 4) as batches:
+def test_a_source_that_has_grown_is_continued_at_the_next_epoch():
+    def make(length):
+        return granular.MapDataset.source([{'id': i} for i in range(length)]).shuffle(1)
+
+    with granular.Loader(make(22), 4) as batches:
         batches.set_epoch(2)
-        next(batches)
         state = batches.save()
-    assert state['length'] == 22
-    with granular.Loader(dataset(30), 4) as batches:
-        batches.load(state, strict=False)
-        assert (batches.epoch, batches.consumed) == (2, 64)
+        next(batches)
+        later = batches.save()
+    with granular.Loader(make(30), 4) as batches:
+        changes = [granular.changes.Grown('list', 30)]
+        with pytest.raises(StateError, match=re.escape(f'pass changes=[granular.changes.{changes[0]!r}]')):
+            batches.load(state)
+        with pytest.raises(StateError, match='4 datapoints of an epoch were taken'):
+            batches.load(later, changes)
+        batches.load(state, changes)
+        assert (batches.epoch, batches.consumed) == (2, 60)
+        assert next(batches)['id'].tolist() == [int(x['id']) for x in make(30).fetch(range(60, 64))]
 
 
 def test_a_loader_told_its_place_beneath_its_batches():

@@ -30,10 +30,12 @@ OPERATIONS = {
     'batch': lambda d: d.batch(4),
     'batch_by_size': lambda d: documents(d).batch_by_size('x', 8, sizes=np.ones(len(FINITE), int)),
     'concatenate': lambda d: MapDataset.concatenate([FINITE, d]),
+    'exclude': lambda d: d.exclude([1, 2]),
     'fetch': lambda d: d.fetch([3, 10**12]),
     'filter': lambda d: d.filter(lambda x: True),
     'filter_classes': lambda d: labeled(d).filter_classes(valid_classes=[1]),
     'flat_map': lambda d: d.flat_map(Doubled()),
+    'indices': lambda d: d.indices([3, 10**12]).index.tolist(),
     'map': lambda d: d.map(abs),
     'map_with_index': lambda d: d.map_with_index(lambda index, x: x),
     'mix': lambda d: MapDataset.mix([d, FINITE], [1, 2]),
@@ -64,7 +66,8 @@ OPERATIONS = {
 }  # fmt: skip
 REFUSED = {
     'batch_by_size': 'batch_by_size: ', 'pack': 'pack: ',
-    'concatenate': 'concatenate: ', 'filter_classes': 'selection by class: ', 'oversample': 'selection by class: ',
+    'concatenate': 'concatenate: ', 'exclude': 'exclude: ',
+    'filter_classes': 'selection by class: ', 'oversample': 'selection by class: ',
     'percent': 'percent: ', 'repeat': 'repeat: ', 'repeat, endless': 'repeat: ',
     'shuffle, Permutation': r'shuffle with Permutation\(\): ', 'slice, indices': 'selection by indices: ',
     'subset': 'selection by indices: ',
@@ -90,7 +93,7 @@ def test_operation_on_an_endless_dataset_works_or_is_refused(name):
         assert repr(made.fetch([0, 1, 60, 10**9])) == repr(found)
         made = made.to_iter_dataset()
     taken = list(zip(range(30), made, strict=False))
-    assert len(taken) == (2 if name == 'fetch' else 4 if name == 'slice, part' else taken[-1][0] + 1)
+    assert len(taken) == (2 if name in ('fetch', 'indices') else 4 if name == 'slice, part' else taken[-1][0] + 1)
 
 
 SOURCES = {

@@ -432,7 +432,7 @@ def test_a_file_that_was_written_anew_is_refused(kind, tmp_path):
         iterator.set_state(state)
 
 
-def test_a_stream_of_an_interleave_that_was_made_otherwise_is_refused_unless_it_is_not_strict():
+def test_a_stream_of_an_interleave_that_was_made_otherwise_is_refused():
     def stream(stage):
         files = MapDataset.range(4).map(lambda n: stage(MapDataset.range(100 * n, 100 * n + 10)))
         return IterDataset.interleave(files, 2)
@@ -445,7 +445,6 @@ def test_a_stream_of_an_interleave_that_was_made_otherwise_is_refused_unless_it_
         with iter(stream(other)) as iterator:
             with pytest.raises(StateError, match=r'2 at a time, stream \d: the state belongs to another'):
                 iterator.set_state(state)
-            iterator.set_state(state, strict=False)
 
 
 def test_a_stream_of_an_interleave_continues_with_another_batch_size():

@@ -1,6 +1,5 @@
 """The examples of the README of granular 0.21.1, with its typing errors corrected, on disks and in buckets."""
 
-import json
 import pathlib
 
 import msgpack
@@ -65,7 +64,9 @@ def test_quickstart_example(directory):
             assert batch['image'].shape == (8, 60, 80, 3)
         state = loader.save()
         stages = loader.fingerprint()[:-1]
-        assert json.loads(json.dumps(state)) == {'version': 3, 'step': 160, 'seed': 0, 'pipeline': stages}
+        assert {name: state[name] for name in ('step', 'seed', 'pipeline')} == {
+            'step': 160, 'seed': 0, 'pipeline': stages,
+        }  # fmt: skip
         expected = next(dataset)['label']
         loader.load(state)
         assert (next(dataset)['label'] == expected).all()

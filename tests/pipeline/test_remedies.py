@@ -187,12 +187,13 @@ def also_same(x):
     return [x]
 
 
-def test_a_renamed_function_is_continued_without_strict(caplog):
+def test_a_renamed_function_is_continued_if_it_is_declared():
     was, now = (NUMBERS.to_iter_dataset().map(function).batch(2) for function in (same, also_same))
     taken, state = saved_after(was, 3)
-    assert refused(now, state).endswith('if both give the same elements, pass strict=False')
-    assert taken + rest_of(now, state, strict=False) == elements_of(was)
-    assert 'loaded nevertheless' in caplog.text
+    declared = "if this is meant, pass changes=[granular.changes.Renamed(stage='map(also_same)')]"
+    assert refused(now, state).endswith(declared)
+    changes = [granular.changes.Renamed('map(also_same)')]
+    assert taken + rest_of(now, state, changes=changes) == elements_of(was)
 
 
 @pytest.mark.parametrize('hosts', [1, 2])

@@ -15,6 +15,7 @@ import pytest
 import granular
 from granular import IterDataset, MapDataset, shuffle, sources
 from granular.errors import CorruptError, DecodeError, StateError, UnknownKeyError
+from tests.support.declared import declared_in
 from tests.support.files import FORMATS
 from tests.support.states import plain
 
@@ -64,7 +65,7 @@ MAKERS = [loader, stream, mix, data_loader]
 
 
 @pytest.mark.parametrize('make', MAKERS)
-def test_other_dataset_and_function_are_refused_and_named_unless_not_strict(folders, make, caplog):
+def test_other_dataset_and_function_are_refused_and_named_unless_they_are_declared(folders, make, caplog):
     with granular.DatasetReader(folders / 'one') as one, granular.DatasetReader(folders / 'two') as two:
         with make(one, first) as iterator:
             next(iterator)
@@ -75,13 +76,13 @@ def test_other_dataset_and_function_are_refused_and_named_unless_not_strict(fold
             assert [next(iterator)['i'].tolist() for _ in range(3)] == expected
         with make(two, second) as iterator:
             before = iterator.state_dict()
-            with pytest.raises(StateError, match='strict=False') as caught:
+            with pytest.raises(StateError, match='changes=') as caught:
                 iterator.load_state_dict(state)
             for name in ('one', 'two', 'first', 'second'):
                 assert name in str(caught.value)
             assert iterator.state_dict() == before
-            with caplog.at_level(logging.WARNING, 'granular'):
-                iterator.load_state_dict(state, strict=False)
+            with caplog.at_level(logging.INFO, 'granular'):
+                iterator.load_state_dict(state, changes=declared_in(caught.value))
             assert 'two' in caplog.text
             assert [next(iterator)['i'].tolist() for _ in range(3)] == expected
             with pytest.raises(StateError):  # the next state is compared again
@@ -89,16 +90,15 @@ def test_other_dataset_and_function_are_refused_and_named_unless_not_strict(fold
 
 
 @pytest.mark.parametrize('make', MAKERS)
-def test_other_seed_is_refused_unless_not_strict(folders, make):
+def test_other_seed_of_a_shuffle_is_refused_and_has_no_declaration(folders, make):
     with granular.DatasetReader(folders / 'one') as reader:
         with make(reader, first, seed=1) as iterator:
             next(iterator)
             state = iterator.state_dict()
         with make(reader, first, seed=2) as iterator:
-            with pytest.raises(StateError, match='seed'):
+            with pytest.raises(StateError, match='seed') as caught:
                 iterator.load_state_dict(state)
-            iterator.load_state_dict(state, strict=False)
-            next(iterator)
+            assert 'changes=' not in str(caught.value)
 
 
 @pytest.mark.parametrize('make', [loader, stream, data_loader])
@@ -186,7 +186,6 @@ def test_data_of_other_bytes_is_refused_unless_not_strict(tmp_path, name, over):
     replace([random.Random(0).randbytes(100_000), *records[1:]])  # more than formats pad their files by
     with pytest.raises(StateError, match=r'of 20, \d+ bytes.*of 20, \d+ bytes'):
         run(lambda iterator: iterator.set_state(state))
-    run(lambda iterator: iterator.set_state(state, strict=False))
     replace(records)
     run(lambda iterator: iterator.set_state(state))
 
@@ -211,7 +210,7 @@ STAGES = {
 
 @pytest.mark.parametrize('stage', STAGES)
 @pytest.mark.parametrize('name', STREAMS)
-def test_stream_over_files_of_other_bytes_is_refused_unless_not_strict(tmp_path, name, stage):
+def test_stream_over_files_of_other_bytes_is_refused(tmp_path, name, stage):
     paths = [tmp_path / f'{i}.{name.split()[-1]}' for i in range(2)]
 
     def run(action):
@@ -236,8 +235,6 @@ def test_stream_over_files_of_other_bytes_is_refused_unless_not_strict(tmp_path,
     write(random.Random(0).randbytes(100_000))
     with pytest.raises(StateError, match=r'\d+ bytes, the state was saved with \d+'):
         run(go_on)
-    again = run(lambda iterator: iterator.set_state(state, strict=False) or [next(iterator) for _ in range(10)])
-    assert [str(element) for element in again] == rest[:10]
 
 
 def test_state_of_a_series_of_shards_fits_another_series(tmp_path):
@@ -353,34 +350,23 @@ def test_states_of_earlier_releases_are_accepted(folders, state):
 @pytest.mark.parametrize('state', [None, [], {'step': 4, 'pipeline': 3}, {'step': 4, 'pipeline': 'x'}])
 def test_what_is_not_a_state_is_refused(folders, state):
     with granular.DatasetReader(folders / 'one') as reader, loader(reader, first) as batches:
-        for strict in (True, False):
-            with pytest.raises(StateError):
-                batches.load(state, strict)
+        with pytest.raises(StateError):
+            batches.load(state)
 
 
-def test_state_beyond_the_end_of_a_shorter_source_is_refused_also_if_not_strict():
+def test_state_of_a_longer_source_is_refused_and_has_no_declaration():
     def make(length):
-        return granular.MapDataset.range(length).map(lambda i: {'i': i})
+        return granular.MapDataset.source([{'i': i} for i in range(length)])
 
     with granular.Loader(make(40), 5) as batches, iter(make(40).to_iter_dataset().batch(5).repeat()) as iterator:
         for _ in range(6):
             assert next(batches).keys() == next(iterator).keys()
         states = batches.save(), iterator.get_state()
-    for length in (30, 29):
-        with (
-            granular.Loader(make(length), 5) as batches,
-            iter(make(length).to_iter_dataset().batch(5).repeat()) as stream,
-        ):
-            if length == 30:
-                batches.load(states[0], strict=False)
-                stream.set_state(states[1], strict=False)
-                assert next(batches)['i'].tolist() == next(stream)['i'].tolist() == [0, 1, 2, 3, 4]
-                assert batches.epoch == 1
-                continue
-            with pytest.raises(StateError, match='the state is at step 30, .* has 29 datapoints'):
-                batches.load(states[0], strict=False)
-            with pytest.raises(StateError, match='the state is at element 30, the source has 29 elements'):
-                stream.set_state(states[1], strict=False)
+    with granular.Loader(make(30), 5) as batches, iter(make(30).to_iter_dataset().batch(5).repeat()) as stream:
+        for load, state in zip((batches.load, stream.set_state), states, strict=True):
+            with pytest.raises(StateError, match='list of 40.*list of 30') as caught:
+                load(state)
+            assert 'changes=' not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -454,7 +440,7 @@ def test_edited_states_are_refused(dataset, name, wrong):
             next(iterator)  # an interleaved stream is restored when its turn comes
 
 
-def test_names_that_a_mix_begins_and_leaves_out_are_logged(caplog):
+def test_names_that_a_mix_begins_and_leaves_out_must_be_declared():
     def iterate(*names):
         return iter(granular.IterDataset.mix(dict.fromkeys(names, NUMBERS)))
 
@@ -462,12 +448,13 @@ def test_names_that_a_mix_begins_and_leaves_out_are_logged(caplog):
         state = iterator.get_state()
     with iterate('books', 'web') as iterator:
         iterator.set_state(state)
-    assert caplog.messages == []
     with iterate('wbe', 'books') as iterator:
-        iterator.set_state(state)
-    assert [message.partition(': ')[2].partition('}: ')[2] for message in caplog.messages] == [
-        "begins ['wbe'], which the state does not have", "leaves out ['web'], which the state has",
-    ]  # fmt: skip
+        with pytest.raises(StateError, match=r"the state has the streams \['books', 'web'\]") as caught:
+            iterator.set_state(state)
+        changes = declared_in(caught.value)
+        assert changes == [granular.changes.Added('wbe'), granular.changes.Removed('web')]
+        iterator.set_state(state, changes)
+        assert next(iterator) == 0
 
 
 @pytest.mark.parametrize('wrong', ['run/33', {'step': 3}, None])
@@ -476,15 +463,15 @@ def test_what_is_no_state_is_answered_by_what_is_one(wrong):
         iterator.set_state(wrong)
 
 
-def test_converted_batches_pass_strictness_on(folders):
+def test_converted_batches_pass_changes_on(folders):
     from granular.integrations import torch
 
     with granular.DatasetReader(folders / 'one') as one, granular.DatasetReader(folders / 'two') as two:
         state = loader(one, first).save()
         with torch.Batches(loader(two, first)) as batches:
-            with pytest.raises(StateError, match='one'):
+            with pytest.raises(StateError, match='one') as caught:
                 batches.load_state_dict({**state, 'step': 8})
-            batches.load_state_dict({**state, 'step': 8}, strict=False)
+            batches.load_state_dict({**state, 'step': 8}, changes=declared_in(caught.value))
             assert batches.state_dict()['step'] == 8
 
 
@@ -512,8 +499,6 @@ def test_states_of_granular_0_21_fit_no_order_of_blocks():
         state = {'step': 20, 'seed': 1}
         with pytest.raises(StateError, match='granular 0.21, which has none of the orders .*block=8, window=16'):
             batches.load(state)
-        batches.load(state, strict=False)
-        assert batches.consumed == 20
 
 
 def test_stages_that_are_there_twice_are_compared():
@@ -634,7 +619,7 @@ def test_stage_that_holds_fewer_elements_than_a_state_is_refused():
         next(iterator)
         state = iterator.get_state()
     with iter(numbers.window_shuffle(2, seed=0)) as iterator:
-        iterator.set_state(state, strict=False)
+        iterator.set_state({**state, 'pipeline': None})
         with pytest.raises(StateError, match='the state holds 2 elements more than this stage does'):
             list(iterator)
 

@@ -8,6 +8,7 @@ import pytest
 import granular
 from granular import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ShardOptions
 from granular.errors import InvalidArgumentError, StateError
+from tests.support.declared import declared_in
 from tests.support.states import check_each_state
 
 # The classes of this text are made here and with Grain; `B` is the package.
@@ -209,16 +210,18 @@ def test_state_beside_a_thread_that_takes_an_element():
         assert list(iterator) == rest
 
 
-def test_state_of_another_pipeline_is_continued_within_an_iterator_unless_strict():
-    def make(first):
-        return iter(Sums(Sums(MapDataset.range(first, first + 9).to_iter_dataset()).map(abs)).batch(2))
+def test_a_declared_change_is_made_within_an_iterator():
+    def make(function):
+        return iter(Sums(Sums(MapDataset.range(9).map(function).to_iter_dataset()).map(abs)).batch(2))
 
-    with make(0) as iterator:
+    with make(abs) as iterator:
         next(iterator)
-        state = iterator.get_state()
-    with make(5) as iterator:
-        iterator.set_state(state, strict=False)
-        assert next(iterator).tolist() == [1 + 1 + 7, 1 + 1 + 7 + 1 + 7 + 8]
+        state, following = iterator.get_state(), next(iterator).tolist()
+    with make(int) as iterator:
+        with pytest.raises(StateError, match='another pipeline') as caught:
+            iterator.set_state(state)
+        iterator.set_state(state, declared_in(caught.value))
+        assert next(iterator).tolist() == following
         with pytest.raises(StateError, match='another pipeline'):
             iterator.set_state(state)
 

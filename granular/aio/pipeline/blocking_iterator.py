@@ -4,9 +4,12 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from numpy.typing import ArrayLike
+
 from granular._support.typing import Element_co
 from granular.aio.pipeline.execution.hand_over import exclusively
 from granular.aio.pipeline.iterator import CursorHandle, StreamCursor
+from granular.aio.pipeline.origins import Origins, traced_elements
 from granular.aio.pipeline.streams.flow import sum_stats
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.lifecycle import Closing
@@ -52,12 +55,15 @@ class DatasetIterator(CursorHandle, Closing, Iterator[Element_co]):
         # Not `next`: an interrupt that comes where a function in C returns would keep its result from this one.
         return self._cursor.__next__()  # type: ignore[no-any-return]
 
-    def set_state(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        exclusively(self._cursor, lambda: run(self._cursor.restore(state, strict)))
+    def set_state(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
+        exclusively(self._cursor, lambda: run(self._cursor.restore(state, changes)))
 
     def set_next_index(self, index: int) -> None:
         cursor = self._cursor_for('set_next_index')
         exclusively(cursor, lambda: run(cursor.seek(index)))
+
+    def indices(self, steps: ArrayLike) -> Origins:
+        return traced_elements(self._cursor_for('indices').stream, steps)
 
     def set_prefetch_buffer_size(self, buffer_size: int) -> None:
         cursor = self._cursor_for('set_prefetch_buffer_size')
@@ -72,12 +78,12 @@ class DatasetIterator(CursorHandle, Closing, Iterator[Element_co]):
         """Return ``get_state()``, under the name that PyTorch calls."""
         return self.get_state()
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
         """Call ``set_state(state)``, under the name that PyTorch calls."""
-        if strict:
-            self.set_state(state)  # subclasses need no other argument
+        if changes:
+            self.set_state(state, changes)
         else:
-            self.set_state(state, strict=False)
+            self.set_state(state)  # subclasses need no other argument
 
     def stats(self) -> dict[str, float]:
         if self._runs:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from granular._support.text import logger
+from granular.changes import Applied, BatchSize, change_between, declaration
 from granular.errors import ClosedError, StateError
 from granular.shuffle import Blocks
 
@@ -86,15 +87,23 @@ def _differ_in_detail_only(saved: str, current: str) -> bool:
     return any(was == now and (saved == was) != (current == now) for was, now in bare)
 
 
-def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, resizable: int = 0) -> None:
+def check_fingerprint(
+    state_lines: Any, own_lines: Sequence[str], changes: Sequence[Any], resizable: int = 0
+) -> list[Applied]:
     """Check that a state, of which ``state_lines`` are the fingerprint, belongs to this pipeline; None fits any.
 
     Args:
-      strict: False to log a warning instead of raising a ``StateError``, which names the stages that differ.
+      changes: those that are declared.
       resizable: number of last stages whose sizes of batches may differ.
+
+    Returns:
+      The declared changes that were made.
+
+    Raises:
+      StateError: which names the stages that differ, and how such a change is declared.
     """
     if state_lines is None or state_lines == own_lines:
-        return
+        return []
     if not isinstance(state_lines, list | tuple):
         raise StateError(f'expected the lines of a pipeline such as {list(own_lines)}, got {state_lines!r:.200}')
     saved, current = [_UNUSED_SEED.sub('seed=0, ', str(line)) for line in state_lines], list(own_lines)
@@ -103,32 +112,42 @@ def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, 
             resized = i >= len(current) - resizable and _without_size(was) == _without_size(now)
             if resized or _differ_in_detail_only(was, now):
                 saved[i] = now
-    differences = []
+    applied, undeclared, unknown, differences = [], [], False, []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, saved, current, autojunk=False).get_opcodes():
         if kind == 'equal':
             continue
-        pairs = itertools.zip_longest(saved[a:b], current[c:d], fillvalue='nothing')
+        pairs = itertools.zip_longest(saved[a:b], current[c:d], fillvalue='')
         for number, (was, now) in enumerate(pairs, c + 1):
-            reason = _reason(was, now)
-            differences.append(f'stage {number} was {was.strip()!r}, and is {now.strip()!r} in this one{reason}')
+            change = change_between(was.strip(), now.strip())
+            if change in changes:
+                applied.append(Applied(change, was.strip(), now.strip()))
+                continue
+            shown, reason = [repr(line.strip() or 'nothing') for line in (was, now)], _reason(was, now)
+            differences.append(f'stage {number} was {shown[0]}, and is {shown[1]} in this one{reason}')
+            unknown = unknown or change is None
+            undeclared.append(change)
     if differences:
         more = f'; and {len(differences) - _SHOWN} more stages' if len(differences) > _SHOWN else ''
-        refuse_state(f'the state belongs to another pipeline: {"; ".join(differences[:_SHOWN])}{more}', strict)
+        remedy = 'continue with the pipeline that saved it, or from the start of an epoch'
+        if not unknown:
+            remedy = f'if this is meant, pass {declaration(undeclared)}'
+        raise StateError(f'the state belongs to another pipeline: {"; ".join(differences[:_SHOWN])}{more}: {remedy}')
+    if sum(line.strip().startswith('batch(') for line in current) > 1:
+        for made in applied:
+            if isinstance(made.change, BatchSize):
+                raise StateError(f'{made.change!r} is declared, and several stages make batches: change one at a time')
+    for change, was, now in applied:
+        logger.info('the state was saved with %r, this pipeline has %r: declared by %r', was, now, change)
+    return applied
 
 
-def check_size(saved: Any, size: int, files: str, strict: bool) -> None:
+def check_size(saved: Any, size: int, files: str) -> None:
     """Check that files have as many bytes as a state says; None if they were not open."""
     if saved is not None and saved != size:
-        refuse_state(f'{files}: {size} bytes, the state was saved with {saved!r:.100}', strict)
-
-
-def refuse_state(
-    difference: str, strict: bool, remedy: str = 'if both give the same elements, pass strict=False'
-) -> None:
-    """Raise a ``StateError`` for a state that was saved with something else, or only log it unless ``strict``."""
-    if strict:
-        raise StateError(f'{difference}: {remedy}')
-    logger.warning('%s: loaded nevertheless, as strict=False was passed', difference)
+        raise StateError(
+            f'{files}: {size} bytes, the state was saved with {saved!r:.100}: continue with the files of then, or from '
+            f'the start of an epoch'
+        )
 
 
 def _reason(saved: str, current: str) -> str:

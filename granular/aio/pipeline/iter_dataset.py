@@ -53,7 +53,7 @@ from granular.shuffle import MAX_SEED
 
 T = TypeVar('T')
 _OF_DATASETS: Final = dict.fromkeys(
-    ('select', 'slice', 'subset', 'percent', 'filter_classes', 'oversample', 'concatenate', 'fetch', 'get'),
+    ('select', 'slice', 'subset', 'percent', 'filter_classes', 'oversample', 'concatenate', 'exclude', 'fetch', 'get'),
     'call it before to_iter_dataset()',
 )
 
@@ -78,6 +78,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         **_OF_DATASETS,
         'shuffle': 'call shuffle before to_iter_dataset(), or window_shuffle',
         'take': 'call limit',
+        'indices': 'call it of an iterator, as in iter(stream).indices(3)',
         **dict.fromkeys(('batch_by_size', 'shapes'), 'call batch_by_size before to_iter_dataset()'),
         'to_iter_dataset': 'it is a stream; shard_options belong to the MapDatasets that it reads',
     }

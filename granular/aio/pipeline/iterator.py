@@ -1,8 +1,10 @@
 """A position in a running stream, and the asynchronous iterator over it."""
 
 import abc
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
+
+from numpy.typing import ArrayLike
 
 from granular._support.indexing import check_integer
 from granular._support.text import counted
@@ -10,12 +12,14 @@ from granular._support.typing import Element_co
 from granular.aio.pipeline.cursor import Cursor
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
 from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.origins import Origins, Traceable, traced_elements
 from granular.aio.pipeline.position import VERSION, check_plain, check_version, restoring
 from granular.aio.pipeline.streams.flow import restore_checked
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.streams.tracing import Tracing, trace_of, traced
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
+from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
 
 
@@ -23,10 +27,11 @@ class StreamCursor(Cursor):
     """The position in a stream."""
 
     def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+        self.stream = stream
         trace = trace_of(stream)
         super().__init__(stream.flow() if trace is None else traced(stream, trace.debug).flow())
         self._fingerprint = fingerprint(stream)
+        self._outline = stream.outline()
 
     def get_state(self) -> dict[str, Any]:
         """Return the state from which the next element follows: plain JSON with indices, not data.
@@ -42,33 +47,34 @@ class StreamCursor(Cursor):
                     raise
                 continue  # another thread has changed what was looked at
             if moves == self._moves:
-                return {'version': VERSION, 'state': state, 'pipeline': self._fingerprint}
+                return {'version': VERSION, 'state': state, 'pipeline': self._fingerprint, 'stages': self._outline}
 
     def next_index(self) -> int:
-        return self._stream.index_of(self.get_state()['state'])
+        return self.stream.index_of(self.get_state()['state'])
 
     async def seek(self, index: int) -> None:
-        length = self._stream.length()
+        length = self.stream.length()
         index = check_integer('index', index, 0)
         if index > length:
             raise OutOfRangeError(f'index {index} is out of range: the stream has {counted(length, "element")}')
-        await self.restore({'version': VERSION, 'state': self._stream.state_at(index)}, True)
+        await self.restore({'version': VERSION, 'state': self.stream.state_at(index)})
 
-    async def restore(self, state: Mapping[str, Any], strict: bool) -> None:
-        """Continue from a state; with ``strict``, refuse that of a different pipeline."""
+    async def restore(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
+        """Continue from a state; refuse that of a pipeline which differs in more than the declared changes."""
         check_plain(state)
         if not isinstance(state, Mapping) or 'state' not in state:
             raise StateError(f'expected what get_state() or granular.load_state(path) returned, got {state!r:.200}')
         check_version(state)
         terms = restoring.get()  # those of the caller's thread
-        strict = strict and terms.strict
+        terms = terms._replace(changes=(*(terms.changes or ()), *changes))
         async with self.turn():
             self.check()
             try:
-                check_fingerprint(state.get('pipeline'), self._fingerprint, strict, resizable_stages(self._stream))
-                self.flow.set_strict(strict)
+                lines, resizable = state.get('pipeline'), resizable_stages(self.stream)
+                made = check_fingerprint(lines, self._fingerprint, terms.changes or (), resizable)
                 await self._go_back()
                 self._move()
+                terms = terms._replace(applied=(*terms.applied, *made))
                 await restore_checked(self.flow, state['state'], terms)
                 self._undelivered = self._expected = False
             finally:
@@ -94,13 +100,13 @@ class StreamCursor(Cursor):
                 await self.settle()
 
     def describe(self) -> str:
-        return f'{self._stream.describe()}: {counted(self.elements(), "element")}'
+        return f'{self.stream.describe()}: {counted(self.elements(), "element")}'
 
     def stats(self) -> dict[str, float]:
         return {'elements': self.elements(), **self.flow.stats()}
 
 
-class CursorHandle(abc.ABC):
+class CursorHandle(Traceable):
     """Base of the iterators of ``for`` and ``async for``: a cursor, which is closed once its handle is dropped."""
 
     def __init__(self, parents: Any = ()) -> None:
@@ -129,17 +135,16 @@ class CursorHandle(abc.ABC):
         return self._cursor.get_state()
 
     @abc.abstractmethod
-    def set_state(self, state: Mapping[str, Any], strict: bool = True) -> Any:
+    def set_state(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> Any:
         """Continue from a state.
 
         Args:
           state: from ``get_state``.
-          strict: True to refuse a state of a pipeline whose stages have other descriptions; False to continue from it
-            with a warning, for a dataset that was copied elsewhere or a function that was renamed. If the pipelines
-            give different elements, elements are repeated or left out.
+          changes: what is different in this pipeline, as :mod:`granular.changes` declares it.
 
         Raises:
-          StateError: if this is not a state, or belongs to a different pipeline; the message names the differences.
+          StateError: if this is not a state, or belongs to a different pipeline; the message names the differences, and
+            the changes to declare if they are meant.
         """
 
     def get_next_index(self) -> int:
@@ -158,6 +163,18 @@ class CursorHandle(abc.ABC):
     @abc.abstractmethod
     def set_next_index(self, index: int) -> Any:
         """Continue with an element, by its number; those before it are not computed, except in its shuffled window.
+
+        Raises:
+          InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
+          OutOfRangeError: if there is no such element.
+        """
+
+    @abc.abstractmethod
+    def indices(self, steps: ArrayLike) -> Any:
+        """Return which datapoints elements are made of, from lengths alone: nothing is read.
+
+        Args:
+          steps: numbers of elements, from 0 on; an integer, a range or an array.
 
         Raises:
           InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
@@ -237,11 +254,14 @@ class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
             raise StopAsyncIteration
         return element
 
-    async def set_state(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        await self._cursor.restore(state, strict)
+    async def set_state(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
+        await self._cursor.restore(state, changes)
 
     async def set_next_index(self, index: int) -> None:
         await self._cursor.seek(index)
+
+    async def indices(self, steps: ArrayLike) -> Origins:
+        return await offload(traced_elements, self._cursor.stream, steps)
 
     async def set_prefetch_buffer_size(self, buffer_size: int) -> None:
         await self._cursor.set_prefetch(buffer_size)

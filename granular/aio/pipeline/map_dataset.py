@@ -22,6 +22,7 @@ from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.nodes.stacking import warn_of_no_batch
+from granular.aio.pipeline.origins import Origins, Traceable, traced
 from granular.aio.pipeline.planned_operations import PlannedOperations
 from granular.aio.pipeline.shards import RANK_ARGUMENTS, ShardOptions
 from granular.aio.pipeline.streams.read import Read
@@ -42,6 +43,7 @@ from granular.aio.pipeline.transforms import (
     Transformation,
     range_between,
 )
+from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy, percent_range, repetitions_of
 from granular.shuffle import MAX_SEED, Index, Order
@@ -51,7 +53,7 @@ T = TypeVar('T')
 _datasets: 'weakref.WeakValueDictionary[int, MapOperations[Any]]' = weakref.WeakValueDictionary()  # by their sources
 
 
-class MapOperations(Chain, abc.ABC, Generic[Element_co]):
+class MapOperations(Traceable, Chain, abc.ABC, Generic[Element_co]):
     """Operations of a MapDataset. Each returns a new dataset; nothing is read until elements are requested.
 
     Those that change the type of the elements return Any here: the MapDatasets of both APIs declare which of their own
@@ -281,6 +283,17 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         """Replace each element for which a function returns False by None. Iteration skips these elements."""
         return self._of(elements.Filter(self._node, transform))
 
+    def exclude(self, indices: Sequence[int] | Ints) -> Self:
+        """Replace the elements at some indices by None, in all epochs. They are not read, and iteration skips them.
+
+        The order of the other elements stays: call it of the source, before ``shuffle``. A training that has begun
+        continues with :class:`granular.changes.Excluded`.
+
+        Args:
+          indices: indices of elements, negative ones from the end.
+        """
+        return self._of(elements.Excluded(self._node, indices))
+
     def select(self, fields: Sequence[str]) -> Self:
         """Keep some fields of each element, a dict. A reader reads only these fields."""
         if isinstance(fields, Mapping) or not isinstance(fields, Iterable):
@@ -375,6 +388,9 @@ class MapDataset(Awaited, PlannedOperations, MapOperations[Element_co]):
         """Return the element at an index."""
         fetched: list[Element_co] = await self._node.fetch(np.array([check_index(index, 'MapDataset')]))
         return without_failures(fetched)[0]
+
+    async def indices(self, steps: ArrayLike) -> Origins:
+        return await offload(traced, self._node, steps)
 
     @answering()
     async def filter_classes(

@@ -14,18 +14,23 @@ from granular._support.indexing import Ints
 from granular._support.text import counted
 from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.shards import ShardOptions
+from granular.changes import Applied
 from granular.errors import StateError
 
-VERSION: Final = 3
-"""The version of the states that are saved."""
+VERSION: Final = 4
+"""The version of the states that are saved: that of earlier ones that are read, and what these do not have, is below.
+
+Version 3 has no ``stages``, from which a state is described, and no ``values`` of a pack.
+"""
+_READ: Final = (3, VERSION)
 
 
 def check_version(state: Mapping[str, Any]) -> None:
     """Raise ``StateError`` if another release saved the state, in another form."""
-    if (version := state.get('version')) != VERSION:
+    if (version := state.get('version')) not in _READ or type(version) is not int:
         raise StateError(
-            f'the state has version {version!r:.100}, this release reads version {VERSION}: continue with the release '
-            f'that saved it, or from the start of an epoch'
+            f'the state has version {version!r:.100}, this release reads versions {_READ[0]} to {VERSION}: continue '
+            f'with the release that saved it, or from the start of an epoch'
         )
 
 
@@ -54,20 +59,22 @@ def _parts_of(value: Any) -> Iterable[Any]:
 
 
 _OF_INTERLEAVE: Final = {'open', 'turn', 'begun', 'parents'}
-_VARYING: Final[Mapping[str, type]] = {'pipeline': list, 'host': int, 'waiting': list}
+_VARYING: Final[Mapping[str, type]] = {
+    'pipeline': list, 'stages': dict, 'version': int, 'round': int, 'values': list, 'host': int, 'waiting': list,
+}  # fmt: skip
 
 
-def same_position(one: Any, other: Any, strict: bool = True, reread: bool = False) -> bool:
+def same_position(one: Any, other: Any, reread: bool = False) -> bool:
     """Return whether two states, as plain JSON, are of one position.
 
     Their pipelines may be described differently, as they may have other paths on another machine; so may the number of
     the host, what a cache has read beyond its place, and the bytes of files that follow. One of them may not know yet
     how many hosts there are, the bytes of its files, or the documents of a pack. Hosts that share rows may stand in
-    different packs. Unless ``strict``, files may have different bytes. If they are ``reread``, equally many elements
+    different packs. If they are ``reread``, equally many elements
     behind one position, streams of an ``interleave`` may have begun in one of them that wait in the other, as they have
     given no element.
     """
-    same = partial(same_position, strict=strict, reread=reread)
+    same = partial(same_position, reread=reread)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         if _shares_rows(one) and _shares_rows(other) and one.get('rows') != other.get('rows'):
             return same(one['row'], other['row'])
@@ -76,7 +83,7 @@ def same_position(one: Any, other: Any, strict: bool = True, reread: bool = Fals
             left.pop('cached', None)
             right.pop('cached', None)
         for key in ('hosts', 'bytes', 'next_bytes', 'mixes', 'documents', 'streams'):
-            if not (key in left and key in right) or key == 'next_bytes' or (key == 'bytes' and not strict):
+            if not (key in left and key in right) or key == 'next_bytes':
                 left.pop(key, None)
                 right.pop(key, None)
         if reread and left.keys() & right.keys() >= _OF_INTERLEAVE:
@@ -151,7 +158,9 @@ class RestoreRules(NamedTuple):
     in_step: bool = True  # False if the state of each host is its own
     # Continue with the weights of this pipeline, read again with those of the state, or refuse other ones.
     weights: Literal['own', 'saved', 'same'] = 'own'
-    strict: bool = True  # False to continue from a state of a different pipeline, also within an iterator of the user's
+    # Those that are declared; None where a pipeline restores a state of its own.
+    changes: tuple[Any, ...] | None = None
+    applied: tuple[Applied, ...] = ()  # those that were made since the state was saved
 
     def of(self, stage: str, kind: str, held: bool) -> 'RestoreRules':
         """Return these terms, and those of a stage before the later one."""
@@ -163,7 +172,21 @@ class RestoreRules(NamedTuple):
             return self._replace(weights=weights)
         if self.held and not held:
             return self._replace(in_step=fit.in_step, weights=weights)
-        return RestoreRules(stage, kind, held, fit.in_step and self.in_step, weights)
+        return RestoreRules(stage, kind, held, fit.in_step and self.in_step, weights, self.changes, self.applied)
+
+    def later(self) -> 'RestoreRules':
+        """Return the terms under which a stage restores states that this pipeline has saved itself."""
+        return self._replace(applied=())
+
+    def check_held(self, *kinds: type[Any]) -> None:
+        """Raise ``StateError`` for changes of some kinds, if a later stage holds elements that they concern."""
+        for change, was, now in self.applied if self.held else ():
+            if isinstance(change, kinds):
+                raise StateError(
+                    f'{self.stage}: it holds {FITS[self.kind].holds} back, which must be read again as before, and '
+                    f'{change!r} is declared, {now or "nothing"!r} in place of {was or "nothing"!r}: load a state '
+                    f'where it holds none'
+                )
 
     def check_hosts(self, saved: int | None, own: int) -> None:
         """Raise ``StateError`` if the terms exclude a state of ``saved`` hosts, None if it names none, on ``own``."""

@@ -175,10 +175,10 @@ class ParquetRows(Source):
         files = {str(number): _position_in_file(layout.stops[number], row) for number, row in taken.items()}
         return {'files': files, 'next_file': unopened}
 
-    def position_of(self, layout: _FileLayout, state: Any, strict: bool) -> int:
-        """Return the row after a state; raise ``StateError`` for other files, with ``strict`` also for other sizes."""
+    def position_of(self, layout: _FileLayout, state: Any) -> int:
+        """Return the row after a state; raise ``StateError`` for other files, or files of other sizes."""
         if isinstance(state, Mapping):
-            check_size(state.get('bytes'), layout.size, self.describe(), strict)
+            check_size(state.get('bytes'), layout.size, self.describe())
             state = {key: value for key, value in state.items() if key != 'bytes'}
         if state in (self.start(), _file_state(0, 0)):
             return 0
@@ -245,6 +245,9 @@ class ReadRows(Read):
 
     def at_epoch(self, epoch: int) -> Stream:
         return self  # the rows have the same order in each
+
+    def outline(self) -> dict[str, Any]:
+        return {'stage': self.describe()}  # its state is a position in each file
 
     def length(self) -> int:
         raise InvalidArgumentError(f'{self.describe()}: rows of a stream have no index: use a ParquetDataSource')
@@ -350,9 +353,9 @@ class ReadingRows(Flow):
         if type(state) is _Mark:
             state = state.state
         elif isinstance(state, Mapping) and 'at' in state:
-            state = {**state, 'at': self._rows.position_of(layout, state['at'], self.strict)}
+            state = {**state, 'at': self._rows.position_of(layout, state['at'])}
         else:
-            state = self._rows.position_of(layout, state, self.strict)
+            state = self._rows.position_of(layout, state)
         await rows.restore(state, terms)
 
     async def begin(self) -> None:

@@ -215,7 +215,7 @@ class _Reading(Flow):
         if size:
             reply = await read_measured(path, 0, min(size, HEADER))
             head, size, version = reply.data, reply.size, reply.version
-        check_size(self._expected.get(number), size, f'{path}', self.strict)
+        check_size(self._expected.get(number), size, f'{path}')
         self._expected[number] = size
         following_sizes = [self._measured[i] for i in itertools.takewhile(self._measured.__contains__, following)]
         self._known = {'bytes': size, 'next_bytes': following_sizes}

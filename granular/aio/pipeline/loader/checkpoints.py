@@ -106,6 +106,11 @@ async def load_state(directory: AnyPath, process: ShardOptions | None = None) ->
     return states[0]
 
 
+async def read_state(path: Path) -> dict[str, Any]:
+    """Read the state in one file that :func:`save_state` wrote, or in a directory of them."""
+    return _parse(await path.read_bytes(), path) if await path.is_file() else await load_state(path)
+
+
 def _parse(data: bytes, path: Path) -> dict[str, Any]:
     try:
         document = json.loads(data.decode(), object_pairs_hook=_object)
@@ -140,5 +145,5 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _outline(state: Mapping[str, Any]) -> str:
-    position = {key: value for key, value in state.items() if key != 'pipeline'}
+    position = {key: value for key, value in state.items() if key not in ('pipeline', 'stages')}
     return f'{json.dumps(position):.200}'

@@ -1,26 +1,33 @@
 """The Loader: batches in order, prefetched, resumable at any step."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
-from granular._support.indexing import MOST_WORKERS, check_integer
+import numpy as np
+from numpy.typing import ArrayLike
+
+from granular._support.indexing import MOST, MOST_WORKERS, check_integer
 from granular._support.other_names import answering
-from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
+from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint
 from granular.aio.pipeline.execution.failures import OnError
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.loader.collate import DROPPED, Batch, Spec
 from granular.aio.pipeline.loader.running import Loading, RunningLoader
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.indices import recurring
+from granular.aio.pipeline.nodes.outlines import outline_of
 from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.origins import Origins, Traceable
 from granular.aio.pipeline.position import VERSION, check_plain, check_version
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
+from granular.aio.runtime.threads import offload
+from granular.changes import Applied, BatchSize, Grown
 from granular.errors import InvalidArgumentError, StateError
 
 
-class LoaderHandle(abc.ABC):
+class LoaderHandle(Traceable):
     """Base of the loaders of both APIs: its running part is closed once the handle is dropped."""
 
     _core: RunningLoader
@@ -84,30 +91,65 @@ class LoaderHandle(abc.ABC):
           epoch: the number of the epoch, from 0 on. The order of an epoch depends only on it and the seed.
         """
 
+    def get_next_index(self) -> int:
+        """Return the number of the next batch of this shard, from 0 on, over all epochs.
+
+        Raises:
+          StateError: if it is between two numbers, because the loader resumed from a state of another batch size.
+        """
+        return self._core.flow.number_at(self.consumed)
+
+    @abc.abstractmethod
+    def set_next_index(self, index: int) -> Any:
+        """Continue with a batch, by its number over all epochs, as after ``load``; those before it are not read.
+
+        ::
+
+            loader.set_next_index(1234)  # batch 1234 of a training that began with this loader
+
+        Args:
+          index: the number of the batch, from 0 on.
+        """
+
+    @abc.abstractmethod
+    def indices(self, steps: ArrayLike) -> Any:
+        """Return which datapoints batches are made of, from lengths alone: nothing is read.
+
+        ::
+
+            following = loader.get_next_index()
+            print(await loader.indices(range(following, following + 100)))  # those of the next 100 batches
+
+        Args:
+          steps: numbers of batches of this shard, from 0 on, over all epochs; an integer, a range or an array.
+
+        Raises:
+          InvalidArgumentError: as for ``indices`` of a MapDataset.
+        """
+
     def save(self) -> dict[str, Any]:
         """Return the state: plain JSON, the position of the next batch, independent of prefetched batches.
 
-        ``'step'``, ``'seed'``, the stages of the source as ``'pipeline'``, the ``'length'`` of an epoch if it is known,
-        and the ``'version'`` of the state. After the last batch of an epoch, the next batch is the first one of the
+        :func:`granular.describe_state` says what it holds.
+        After the last batch of an epoch, the next batch is the first one of the
         next epoch.
         """
         source, epochs = self._core.flow.source, self._core.flow.epochs_if_open()
         length = {} if epochs is None else {'length': epochs.length}
         return {
-            'version': VERSION, 'step': self.consumed, **length, 'seed': source.seed, 'pipeline': fingerprint(source)
+            'version': VERSION, 'step': self.consumed, **length, 'round': self._core.flow.turns.stride,
+            'seed': source.seed, 'pipeline': fingerprint(source), 'stages': outline_of(source),
         }  # fmt: skip
 
     @abc.abstractmethod
-    def load(self, state: Mapping[str, Any], strict: bool = True) -> Any:
+    def load(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> Any:
         """Continue from a state; also possible while iterating. Drops prefetched batches.
 
         A state of granular 0.21, ``{'step': ..., 'seed': ...}``, is compared by these.
 
         Args:
           state: from ``save``.
-          strict: True to refuse a state of a source with another seed or other stages; False to continue from it with
-            a warning, for a dataset that was copied elsewhere or a function that was renamed. If the sources give
-            different datapoints, datapoints are repeated or left out.
+          changes: what is different in this source, as :mod:`granular.changes` declares it.
 
         Raises:
           StateError: if this is not a state, or belongs to a different source, or was saved with a batch size that does
@@ -295,7 +337,7 @@ class Loader(LoaderHandle):
         self.__dict__.update(state)
         self._core.close_with(self)
 
-    def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
+    def load(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
         check_plain(state)
         step = state.get('step') if isinstance(state, Mapping) else None
         if type(step) is not int or not 0 <= step < 1 << 63:
@@ -305,7 +347,7 @@ class Loader(LoaderHandle):
             raise StateError(f'expected the length of an epoch, got {length!r:.100} in {state!r:.200}')
         if 'version' in state:  # those of granular 0.21 have none
             check_version(state)
-        self._check_source(state, strict)
+        made = self._check_source(state, changes)
         self._core.check()
         epochs = self._core.flow.epochs_if_open()
         own = length if epochs is None else epochs.length
@@ -315,22 +357,45 @@ class Loader(LoaderHandle):
                 f'the state was saved with another batch size: its step {place}{" of an epoch" if own else ""} is not '
                 f"a multiple of this loader's {self.batch} datapoints per batch"
             )
+        self._check_changes(made, place)
         described = self._core.flow.source.describe()
         if own is not None and place > own:
             raise StateError(f'the state is at step {step}, {described} has {own} datapoints')
         self._core.load(epoch * (own or 0) + place)
 
-    def _check_source(self, state: Mapping[str, Any], strict: bool) -> None:
-        """Check that a state belongs to this source."""
+    def _check_source(self, state: Mapping[str, Any], changes: Sequence[Any]) -> list[Applied]:
+        """Check that a state belongs to this source. Returns the declared changes that were made."""
         seed = state.get('seed', self.source.seed)
         if seed != self.source.seed and (self.source.seed or 'pipeline' not in state):  # the stages have seeds, too
-            refuse_state(f'the state was saved with seed {seed}, this source has {self.source.seed}', strict)
+            raise StateError(
+                f'the state was saved with seed {seed}, this source has {self.source.seed}: pass the seed of the state'
+            )
         if 'pipeline' in state:
-            check_fingerprint(state['pipeline'], fingerprint(self.source), strict)
-        elif orders := block_orders(self.source):
-            refuse_state(f'the state is of granular 0.21, which has none of the orders {orders} of this source', strict)
+            return check_fingerprint(state['pipeline'], fingerprint(self.source), changes)
+        if orders := block_orders(self.source):
+            raise StateError(
+                f'the state is of granular 0.21, which has none of the orders {orders} of this source: continue with '
+                f'another order, or from the start of an epoch'
+            )
+        return []
+
+    def _check_changes(self, made: Sequence[Applied], place: int) -> None:
+        """Refuse a change of the number of datapoints within an epoch."""
+        for change, was, now in made:
+            if isinstance(change, Grown | BatchSize) and place:
+                raise StateError(
+                    f'{change!r} is declared, {now!r} in place of {was!r}, and {place} datapoints of an epoch were '
+                    f'taken, which it divides differently: load a state of the end of an epoch'
+                )
 
     load_state_dict = load
+
+    def set_next_index(self, index: int) -> None:
+        number = check_integer('index', index, 0, MOST)
+        self._core.load(int(self._core.flow.first_steps(np.array([number]))[0]))
+
+    async def indices(self, steps: ArrayLike) -> Origins:
+        return await offload(self._core.flow.origins, steps)
 
     def set_epoch(self, epoch: int) -> None:
         self._core.set_epoch(check_integer('epoch', epoch, 0))

@@ -7,6 +7,11 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from granular._support.indexing import Ints
+from granular._support.text import counted
 from granular.aio.pipeline.cursor import Cursor
 from granular.aio.pipeline.epochs import Epochs, Loops
 from granular.aio.pipeline.execution.failures import Errors, Failure, OnError, fetch_capturing
@@ -14,13 +19,21 @@ from granular.aio.pipeline.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.loader.collate import Assembly, Batch, Counts, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.nodes.source import Source, length_of
+from granular.aio.pipeline.origins import Origins, Picked, origins_of, steps_of
 from granular.aio.pipeline.position import FREE, RestoreRules, Turns
 from granular.aio.pipeline.shards import warn_of_no_shard
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.summary import ExecutionSummary, StageSummary, Times
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.lifecycle import Computing
-from granular.errors import ClosedError, DatapointError, GranularError, InvalidArgumentError
+from granular.errors import (
+    ClosedError,
+    DatapointError,
+    GranularError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    StateError,
+)
 
 if TYPE_CHECKING:
     from granular.aio.pipeline.execution.workers import Workers
@@ -101,6 +114,37 @@ class Loading(Flow):
     def epochs(self) -> Epochs | None:
         """The epochs of the source; None if it is endless."""
         return None if (length := self.length) is None else Epochs(length, self.turns)
+
+    def first_steps(self, numbers: Ints) -> Ints:
+        """Return the step of the source that each batch begins with over all shards, by its number over all epochs."""
+        if (batches := self.batches) is None or (epochs := self.epochs) is None:
+            return numbers * self.turns.stride
+        epoch, place = np.divmod(numbers, batches)
+        steps: Ints = epoch * epochs.length + place * self.turns.stride
+        return steps
+
+    def number_at(self, step: int) -> int:
+        """Return the number of the batch at a step; raise ``StateError`` between two batches."""
+        batches, epochs = self.batches, self.epochs
+        epoch, place = (0, step) if epochs is None else divmod(step, epochs.length)
+        number, rest = divmod(place, self.turns.stride)
+        if rest:
+            raise StateError(
+                f'batches have no number since the loader resumed at step {place} of an epoch: expected a multiple of '
+                f'{self.turns.stride}, the datapoints of a batch of {counted(self.turns.count, "shard")}'
+            )
+        return epoch * (batches or 0) + number
+
+    def origins(self, steps: ArrayLike) -> Origins:
+        """Return which datapoints batches are made of, by their numbers over all epochs."""
+        numbers, batch = steps_of(steps), self.batch
+        if (numbers < 0).any():
+            raise OutOfRangeError(f'indices: batches count from 0, got {numbers[numbers < 0][0]}')
+        rows = np.tile(np.arange(batch), len(numbers))
+        indices = np.repeat(self.first_steps(numbers) + self.turns.offset, batch) + rows
+        zeros = np.zeros_like(rows)
+        picked = Picked(np.repeat(np.arange(len(numbers)), batch), rows, indices, zeros, zeros - 1)
+        return origins_of(numbers, self.source, picked)
 
     def epochs_if_open(self) -> Epochs | None:
         """Return the epochs of the source; None also while it is not open."""

@@ -81,6 +81,11 @@ class SourceChoice(Node):
         return owners, in_epochs(inner, epochs, lengths[owners])
 
 
+def choices_of(node: SourceChoice, indices: Ints) -> tuple[Ints, Ints]:
+    """Return, for each index, the number of the source and the index in that source, in any epoch."""
+    return node._chosen(indices)
+
+
 class Joints:
     """Sources beneath a stage, of which readers that are alike are read in one fan-out, as one from batch to batch."""
 
@@ -190,6 +195,9 @@ class Proportional(SourceChoice):
 
     def pattern(self) -> Pattern | None:
         return mixed(self._weights, self._parts())
+
+    def arguments(self) -> dict[str, Any]:
+        return {'weights': list(self._weights)}
 
     def describe(self) -> str:
         return f'mix of {len(self.parents)}, weights {":".join(map(str, self._weights))}'

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from granular._support.indexing import MOST, Ints, Seed, check_integer
+from granular._support.indexing import MOST, Ints, Seed, check_integer, indices_of
 from granular.aio.pipeline.execution.failures import Failure, Handler, capturing, handling, of_datapoint
 from granular.aio.pipeline.nodes.adapters import Fetching
-from granular.aio.pipeline.nodes.indices import IndexNode, beneath, find, in_epochs
+from granular.aio.pipeline.nodes.indices import IndexNode, beneath, check_finite, find, in_epochs
 from granular.aio.pipeline.nodes.patterns import Pattern
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
 from granular.aio.pipeline.nodes.stacking import describe_batch, is_small, stack
@@ -20,6 +20,7 @@ from granular.aio.pipeline.transforms import FlatMapFunction, Predicate, RandomF
 from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.user_functions import call_checked, call_user, function_or, method_of, name_of
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
+from granular.formats.checksums import crc32c
 
 
 class KeptNone:
@@ -150,6 +151,38 @@ class Filter(Function):
     def call(self, datapoint: Any, index: int) -> Any:
         element = None if datapoint is NONE else datapoint
         return datapoint if call_checked('filter calls fn(element)', self.fn, element) else None
+
+
+class Excluded(Node):
+    """None for datapoints that are left out, which are not read."""
+
+    divides = False  # its indices are those of the whole
+    keeps_turns = True
+
+    def __init__(self, parent: Source, indices: Sequence[int] | Ints) -> None:
+        super().__init__(parent)
+        check_finite(parent, 'exclude', 'call exclude() before repeat()')
+        self._excluded = np.unique(indices_of(indices, len(parent), 'exclude'))
+        self.sparse = self.sparse or len(self._excluded) > 0
+
+    async def nullable_keys(self) -> frozenset[str]:
+        return await self.parents[0].nullable_keys()
+
+    def remaining(self, indices: Ints) -> NDArray[np.bool_]:
+        """Return whether each index is not left out."""
+        return ~np.isin(indices % max(1, len(self)), self._excluded)
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        steps = np.asarray(indices, np.int64)
+        chosen = np.flatnonzero(self.remaining(steps))
+        out: list[Any] = [None] * len(steps)
+        for position, datapoint in zip(chosen.tolist(), await self.parents[0].fetch(steps[chosen]), strict=True):
+            out[position] = datapoint
+        return out
+
+    def describe(self) -> str:
+        checksum = crc32c(np.ascontiguousarray(self._excluded, '<i8').tobytes())
+        return f'exclude({len(self._excluded)} indices, CRC32C {checksum:08x})'
 
 
 OPERATIONS: Final[Mapping[str, Callable[..., Function]]] = {
@@ -424,6 +457,9 @@ class Batch(Node):
 
     def _combine(self, datapoints: list[Any], index: int) -> Any:
         return stack(datapoints, self._nullable or ()) if self.fn is stack else self.fn(datapoints)
+
+    def arguments(self) -> dict[str, Any]:
+        return {'size': self.size, 'drop': self.drop_remainder}
 
     def describe(self) -> str:
         return describe_batch(self.size, self.drop_remainder, self.fn)

@@ -56,6 +56,13 @@ class IndexNode(Node):
         return self._lookup(indices) if type(self).fetch is IndexNode.fetch else None
 
 
+def inner_indices(node: IndexNode, indices: Ints) -> Ints:
+    """Return the indices of the source of a node at these of its own."""
+    check_not_empty(node, len(node), indices)
+    inner: Ints = call_user(node._lookup, indices)
+    return inner
+
+
 def looked_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
     """Return the next source that does more than to map indices, and its indices, also behind a shuffle."""
     while isinstance(source, IndexNode) and (inner := source.chosen(indices)) is not None:
@@ -188,6 +195,9 @@ class Shuffle(IndexNode):
     def _lookup(self, indices: Ints) -> Ints:
         return shuffled(indices, len(self), self.order, self.seed)
 
+    def arguments(self) -> dict[str, Any]:
+        return {'seed': self.seed, 'order': repr(self.order)}
+
     def describe(self) -> str:
         return f'shuffle(seed={self.seed}, {self.order!r})'
 
@@ -283,6 +293,10 @@ class Slice(IndexNode):
             return None
         return pattern.every(self._part.step) if isinstance(self._part, range) else Pattern(pattern.datasets, 0)
 
+    def arguments(self) -> dict[str, Any]:
+        part = self._part
+        return {'part': [part.start, part.stop, part.step]} if isinstance(part, range) else {}
+
     def varying(self) -> Source | None:
         """Return a stage because of which this one selects other elements in each epoch; None if it does not."""
         if not self.passes_epochs or self._selects_all:
@@ -339,6 +353,9 @@ class Repeat(IndexNode):
     def _lookup(self, indices: Ints) -> Ints:
         return indices if self._reseed else indices % max(1, len(self.parents[0]))
 
+    def arguments(self) -> dict[str, Any]:
+        return {'epochs': self._epochs, 'reseed': self._reseed}
+
     def describe(self) -> str:
         return f'repeat({self._epochs if self._reseed else f"{self._epochs}, reseed_each_epoch=False"})'
 
@@ -362,6 +379,9 @@ class WindowShuffle(IndexNode):
             window = min(size, length - int(windows[mask][0]) * size)
             out[mask] += permute(offsets[mask], window, self._seed + number)
         return out
+
+    def arguments(self) -> dict[str, Any]:
+        return {'size': self._size, 'seed': self._seed}
 
     def describe(self) -> str:
         return f'window_shuffle({self._size}, seed={self._seed})'

@@ -15,6 +15,7 @@ from granular.aio.pipeline.execution.failures import capturing, of_datapoint
 from granular.aio.pipeline.nodes.arrangements import Arrangement
 from granular.aio.pipeline.nodes.planned import (
     CHUNK,
+    Composition,
     Pieces,
     Planned,
     Row,
@@ -119,6 +120,18 @@ class PackedRows(Planned):
             return [0] * len(sizes), (ends + np.any([own > 0 for own in wanted.sizes], axis=0)).tolist(), ends.tolist()
         limits: list[int] = ends.tolist()
         return [0] * len(sizes), limits, limits
+
+    def _composition(self, source: Source, pieces: Pieces, documents: Ints) -> Composition:
+        recipe, extra = self._recipe, int(self._recipe.separators[0] is not None)
+        sizes, length = self._sizes_of(documents)[0], self._recipe.lengths[0]
+        begins, stops = np.zeros_like(sizes), np.minimum(sizes, length - extra)
+        if recipe.longer == 'divide':  # the last part of each, which has less than a row
+            begins, stops = (np.maximum(sizes + extra, 1) - 1) // length * length, sizes
+        if pieces.begins is not None and pieces.stops is not None:
+            are_parts = pieces.begins >= 0
+            begins = np.where(are_parts, pieces.begins, begins)
+            stops = np.where(are_parts, np.minimum(pieces.stops, sizes), stops)
+        return Composition(source, pieces.counts, documents, begins, np.maximum(begins, stops), None)
 
     async def _read(self, wanted: Sequence[Wanted]) -> list[list[Any]]:
         source = self._source
@@ -401,8 +414,11 @@ class ConcatenatedRows(PackedRows):
         ends, length = arranged.table, self._recipe.features[0].length
         starts = units * length
         stops = np.minimum(starts + self._recipe.lengths[0], ends[-1])
-        first = np.searchsorted(ends, starts, side='right')
-        counts = np.searchsorted(ends, stops, side='left') - first + 1
+        order = np.argsort(starts)  # in which the ends are found in a tenth of the time
+        first, last = np.empty_like(starts), np.empty_like(starts)
+        first[order] = np.searchsorted(ends, starts[order], side='right')
+        last[order] = np.searchsorted(ends, stops[order], side='left')
+        counts = last - first + 1
         positions = ranges(first, counts)
         before = np.where(positions > 0, ends[positions - 1], 0)
         present = before < ends[positions]

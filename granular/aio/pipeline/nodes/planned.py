@@ -49,6 +49,17 @@ class Pieces(NamedTuple):
     buckets: Ints | None = None  # of batches
 
 
+class Composition(NamedTuple):
+    """The elements that several rows or batches are made of, or the parts of them."""
+
+    source: Source  # that they are elements of
+    counts: Ints  # of each row or batch
+    indices: Ints  # in the source, one row behind the other
+    begins: Ints  # of the values that are in the row
+    stops: Ints
+    rows: Ints | None  # in a batch; None if it is none
+
+
 class Planned(Node):
     """Base of the stages with a plan.
 
@@ -184,6 +195,33 @@ class Planned(Node):
                 return [build(row, number) for row, number in zip(rows, numbers, strict=True)]
         return await map_in_threads([timed(self, self._build)], datapoints, self._doing, numbers)
 
+    def made_of(self, indices: Ints) -> Composition:
+        """Return the elements of rows or batches, without reading them."""
+        check_not_empty(self, len(self), indices)
+        epochs, places = np.divmod(indices, max(1, len(self)))
+        source = self.parents[0] if self._source is None else self._source
+        groups, plans = grouped(epochs), []
+        for epoch, chosen in groups:
+            own = epoch if self.varies and not self.kept else 0
+            pieces = self._placed(places[chosen], self._arranged.compute(own, self._arrange))
+            documents = pieces.positions
+            if self._source is None:
+                documents = documents + in_epochs(np.zeros(1, np.int64), np.array([epoch]), len(self.parents[0]))[0]
+            plans.append(self._composition(source, pieces, documents))
+        if len(plans) == 1 and len(groups[0][1]) == len(indices):
+            return plans[0]
+        return _in_place(source, groups, plans)
+
+    def _composition(self, source: Source, pieces: Pieces, documents: Ints) -> Composition:
+        """Return what rows or batches are made of, all of the elements if a stage takes no parts of them."""
+        sizes = self._sizes_of(documents)[0]
+        return Composition(source, pieces.counts, documents, np.zeros_like(sizes), sizes, None)
+
+    def _sizes_of(self, documents: Ints) -> list[Ints]:
+        """Return the sizes of elements that are wanted, by value."""
+        indices = documents if self._source is not None else beneath(self.parents[0], documents)[1]
+        return [table[indices % len(table)].astype(np.int64) for table in self._sizes]
+
     async def release(self) -> None:
         await self._arranged.release()
         await super().release()
@@ -198,12 +236,8 @@ class Planned(Node):
     def _wanted(self, pieces: Pieces, first: int) -> 'list[Wanted]':
         """Return the elements of each row or batch; the epoch begins at ``first`` in the parent."""
         out = []
-        if self._source is not None:
-            indices = documents = pieces.positions
-        else:
-            documents = pieces.positions + first
-            _, indices = beneath(self.parents[0], documents)
-        sizes = [table[indices % len(table)].astype(np.int64) for table in self._sizes]
+        documents = pieces.positions if self._source is not None else pieces.positions + first
+        sizes = self._sizes_of(documents)
         ends = np.cumsum(pieces.counts)
         for i, (start, end) in enumerate(zip((ends - pieces.counts).tolist(), ends.tolist(), strict=True)):
             begins = None if pieces.begins is None else pieces.begins[start:end]
@@ -223,6 +257,20 @@ class Planned(Node):
     @abc.abstractmethod
     def _build(self, row: 'Row', index: int) -> Any:
         """Return a row or batch of its elements."""
+
+
+def _in_place(source: Source, groups: Sequence[tuple[int, Ints]], plans: Sequence[Composition]) -> Composition:
+    """Join what rows of several epochs are made of, given the places of the rows of each epoch."""
+    places = np.concatenate([np.zeros(0, np.int64), *(chosen for _, chosen in groups)])
+    counts = np.concatenate([np.zeros(0, np.int64), *(plan.counts for plan in plans)])
+    order = np.argsort(np.repeat(places, counts), kind='stable')
+    indices, begins, stops = (
+        np.concatenate([np.zeros(0, np.int64), *(np.asarray(plan[i]) for plan in plans)])[order] for i in range(2, 5)
+    )
+    rows = None if not plans or plans[0].rows is None else np.concatenate([np.asarray(plan.rows) for plan in plans])
+    return Composition(
+        source, counts[np.argsort(places)], indices, begins, stops, None if rows is None else rows[order]
+    )
 
 
 class Wanted(NamedTuple):

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._support.indexing import MOST, Ints, check_integer, integers_of
+from granular._support.indexing import MOST, Ints, check_integer, integers_of, sums_of
 from granular.aio.pipeline.nodes.arrangements import Arrangement
 from granular.aio.pipeline.nodes.planned import (
+    Composition,
     Pieces,
     Planned,
     Row,
@@ -24,7 +25,7 @@ from granular.aio.pipeline.nodes.planned import (
 )
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.nodes.stacking import combine, concatenate, memory_for, stack
-from granular.aio.pipeline.planning import Budget, bucket_tops
+from granular.aio.pipeline.planning import Budget, bucket_tops, ranges
 from granular.aio.pipeline.streams.rows import TEXT, shape_of
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_checked, function_or, name_of
@@ -187,6 +188,16 @@ class SizeBatches(Planned):
         positions[are_kept] = arranged.table[slots]
         positions[~are_kept] = arranged.table[self._plan.firsts[buckets[empty]]]
         return Pieces(counts, positions, are_kept - 1, buckets=buckets)
+
+    def _composition(self, source: Source, pieces: Pieces, documents: Ints) -> Composition:
+        whole = super()._composition(source, pieces, documents)
+        rows = ranges(np.zeros_like(pieces.counts), pieces.counts)
+        if pieces.begins is None:
+            return whole._replace(rows=rows)
+        kept = pieces.begins >= 0  # others give a batch without elements its structure
+        return Composition(
+            source, sums_of(kept.astype(np.int64), pieces.counts), *(part[kept] for part in (*whole[2:5], rows))
+        )
 
     def _build(self, row: Row, index: int) -> Any:
         elements, keys = row.elements, self._arguments.keys

@@ -101,6 +101,10 @@ class Source(abc.ABC):
         """Describe the stage in one line, for printed pipelines and to check that a state belongs to a pipeline."""
         return self.parents[0].describe() if self.unlisted else type(self).__name__
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments that decide which elements of its sources it chooses, plain JSON; {} if it has none."""
+        return {}
+
     def user_functions(self) -> tuple[Any, ...]:
         """Return the functions of the user that the stage calls."""
         return (self.fn,) if hasattr(self, 'fn') else ()
@@ -207,6 +211,11 @@ def all_stages(source: Source) -> list[Source]:
             stages[id(stage)] = stage
             pending += stage.parents
     return [stage for stage in stages.values() if isinstance(stage, Source)]
+
+
+def parents_of(stage: Any) -> tuple[Any, ...]:
+    """Return the sources of a stage; a dataset of fields, which chooses of others itself, counts as one without any."""
+    return stage.parents if isinstance(stage, Source) else ()
 
 
 def length_of(source: Any) -> int:

@@ -9,12 +9,14 @@ from granular._support.indexing import check_integer
 from granular._support.text import counted
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.stacking import combine, concatenate, describe_batch, stack, stacked, warn_of_no_batch
+from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import function_or
+from granular.changes import BatchSize
 from granular.errors import DatapointError, StateError
 
 
@@ -48,6 +50,9 @@ class BatchOf(Staged):
 
     def state_at(self, index: int) -> Any:
         return self.parent.state_at(min(index * self.size, self.parent.length()))
+
+    def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
+        return [(self.parent, picked.unbatched(self.size, self.parent.length(), picked.indices))]
 
 
 class Batching(Flow):
@@ -86,6 +91,7 @@ class Batching(Flow):
 
     async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         self._counter.restart()
+        terms.check_held(BatchSize)
         await self._parent.restore(state, terms)
 
 

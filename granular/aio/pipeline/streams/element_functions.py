@@ -15,6 +15,7 @@ from granular.aio.pipeline.streams.read import Read, gapless
 from granular.aio.pipeline.streams.stream import Stream, in_epoch
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_checked, method_of, name_of
+from granular.changes import AugmentationSeed
 from granular.errors import StateError
 
 
@@ -181,6 +182,7 @@ class FlatMapping(Holding):
     async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         self._counter.restart()
         next_index = number_of(state, 'place')
+        terms.of(self._stage, self.kind, next_index > 0).check_held(AugmentationSeed)
         await self._held.restore(state, next_index > 0, terms)
         self._next_index = next_index
         self._computed = None if next_index else ()

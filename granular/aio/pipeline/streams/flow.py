@@ -118,7 +118,6 @@ class Flow(abc.ABC):
     parents: 'tuple[Flow, ...]' = ()  # the previous stages
     kind = ''  # its name in ``FITS``; '' if it advances equally on all hosts, and holds nothing
     calls_functions = False  # True if the stage calls user functions itself, and not in the tasks of a prefetch
-    strict = True  # True if ``restore`` refuses the state of a different pipeline
     turns = Turns(0, 1)  # those of the hosts that share what this stage itself divides
     keeps_host = False  # True if states name this host
     passes = False  # True if its elements are those of its parents
@@ -221,12 +220,6 @@ class Flow(abc.ABC):
         """
         for parent in self.parents:
             parent.bind(token, crew)
-
-    def set_strict(self, strict: bool) -> None:
-        """Set whether this stage and those before it refuse the state of a different pipeline."""
-        self.strict = strict
-        for parent in self.parents:
-            parent.set_strict(strict)
 
     async def begin(self) -> None:
         """Start the read-ahead."""

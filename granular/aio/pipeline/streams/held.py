@@ -123,6 +123,7 @@ class Held:
         self._terms = terms.of(self._stage, self._kind, holds)
         self._begun = False
         await self._parent.restore(state['parent'], self._terms)
+        self._terms = self._terms.later()
         # Held elements are read again on as many hosts as before; otherwise this pipeline decides hosts and weights.
         self.before = state['parent'] if holds else self._parent.state()
         self._previous, self._after = self.before, None
@@ -144,18 +145,18 @@ class Held:
             if changed is not None:
                 await restore_checked(self._parent, changed, self._terms)
                 self._changes.append([count, changed])
-        found, strict = self._parent.state(), self._parent.strict
-        same = same_position(found, after, strict, reread=True)
+        found = self._parent.state()
+        same = same_position(found, after, reread=True)
         if self._count != held['count'] or self._ended != held['ended'] or not same:
             raise StateError(
                 f'{self._stage}: the elements that it held could not be read again: {self._count} of '
                 f'{held["count"]} were found, and then {found!r:.200}, not {after!r:.200}: continue with the weights '
                 f'and the number of hosts that saved the state'
             )
-        self._again, self._terms = again, terms
+        self._again, self._terms = again, terms.later()
         await restore_checked(self._parent, after, terms)
         self._after = self._parent.state()
-        if not same_position(self._after, after, strict):
+        if not same_position(self._after, after):
             self._changes.append([len(again), self._after])
 
 

@@ -49,6 +49,9 @@ class Interleaved(Stream):
     def __len__(self) -> int:
         return len(self.parents)
 
+    def outline(self) -> dict[str, Any]:
+        return {'stage': self.describe()}  # streams that have ended are not in a state
+
     async def open_stream(self, number: int) -> Stream | None:
         """Return a stream, or None if a filter dropped its dataset."""
         return cast(Stream, self.parents[number])
@@ -238,7 +241,6 @@ class Interleaving(Outlasting):
                 f'now: make the datasets as when the state was saved'
             )
         if flow is not None:
-            flow.set_strict(self.strict)
             self._flows[number] = flow  # first: it is used again, or closed, if it refuses the state
             if number in self._saved:
                 await self._restore_stream(number, flow, self._saved[number])
@@ -251,12 +253,15 @@ class Interleaving(Outlasting):
     async def _restore_stream(self, number: int, flow: Flow, state: Any) -> None:
         """Continue a stream from its state; raise ``StateError`` if it was made of something else."""
         try:
+            made: Sequence[Any] = ()
             if self._stage.made_later:
                 stream = self._started[flow]
                 lines = fingerprint(stream)
-                check_fingerprint(self._lines.get(number), lines, self.strict, resizable_stages(stream))
+                changes = self._terms.changes or ()
+                made = check_fingerprint(self._lines.get(number), lines, changes, resizable_stages(stream))
                 self._lines[number] = lines
-            await restore_checked(flow, state, self._terms)
+            terms = self._terms._replace(applied=(*self._terms.applied, *made))
+            await restore_checked(flow, state, terms)
         except StateError as error:
             raise StateError(f'{self._stage.describe()}, stream {number}: {error}') from error
 

@@ -7,18 +7,19 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from granular._support.indexing import Ints
-from granular._support.text import logger
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.combinations import all_turns_before, turns, turns_before
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.nodes.patterns import mixed as mixed_pattern
+from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import EARLIER, FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.packing import Packing
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.threads import offload
+from granular.changes import Added, Removed, declaration
 from granular.errors import DatapointError, StateError
 
 _PLANNED: Final = 64  # steps that are planned at a time
@@ -43,6 +44,9 @@ class Zipped(Stream):
 
     def state_at(self, index: int) -> Any:
         return {'parents': [parent.state_at(index) for parent in self.parents], 'count': index}
+
+    def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
+        return [(parent, picked) for parent in self.parents]
 
     def flow(self) -> Flow:
         return Zipping(self)
@@ -144,6 +148,9 @@ class Mixed(Stream):
         counts = turns_before(index, self._weights)
         states = [parent.state_at(count) for parent, count in zip(self.parents, counts, strict=True)]
         return {'parents': states, 'count': index}
+
+    def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
+        return picked.divided(self.parents, *turns(picked.indices, self._weights))
 
     def flow(self) -> Flow:
         return Mixing(self)
@@ -307,29 +314,38 @@ class NamedMix(Mixed):
 
     def __init__(self, parents: Mapping[str, Stream], weights: Sequence[int]) -> None:
         super().__init__(list(parents.values()), weights)
-        self._names = tuple(parents)
+        self.names = tuple(parents)
 
     def _lines(self) -> dict[str, list[str]]:
         """Return the fingerprint of each stream."""
-        return {name: fingerprint(parent) for name, parent in zip(self._names, self.parents, strict=True)}
+        return {name: fingerprint(parent) for name, parent in zip(self.names, self.parents, strict=True)}
+
+    def outline(self) -> dict[str, Any]:
+        return {'stage': self.describe(), 'names': True}  # the state of each stream has its own
+
+    def stages(self) -> dict[str, Any]:
+        """Return what states have of each stream beside its state."""
+        outlines = [parent.outline() for parent in self.parents]
+        pairs = zip(self._lines().items(), outlines, strict=True)
+        return {name: {'pipeline': lines, 'stages': outline} for (name, lines), outline in pairs}
 
     def _indices_of(self, states: Any) -> list[int]:
         return [
             parent.index_of(states[name]['state']) if name in states else 0
-            for name, parent in zip(self._names, self.parents, strict=True)
+            for name, parent in zip(self.names, self.parents, strict=True)
         ]
 
     def state_at(self, index: int) -> Any:
         state = super().state_at(index)
-        parents = zip(self._lines().items(), state['parents'], strict=True)
-        states = {name: {'state': parent, 'pipeline': lines} for (name, lines), parent in parents}
-        return {'parents': states, 'count': index, 'weights': dict(zip(self._names, self._weights, strict=True))}
+        parents = zip(self.stages().items(), state['parents'], strict=True)
+        states = {name: {'state': parent, **stages} for (name, stages), parent in parents}
+        return {'parents': states, 'count': index, 'weights': dict(zip(self.names, self._weights, strict=True))}
 
     def flow(self) -> Flow:
         return NamedMixing(self)
 
     def describe(self) -> str:
-        weights = ', '.join(f'{name}: {weight}' for name, weight in zip(self._names, self._weights, strict=True))
+        weights = ', '.join(f'{name}: {weight}' for name, weight in zip(self.names, self._weights, strict=True))
         return f'mix of {{{weights}}}'
 
 
@@ -343,9 +359,9 @@ class NamedMixing(Mixing):
 
     def __init__(self, stage: NamedMix) -> None:
         super().__init__(stage)
-        self._named = dict(zip(stage._names, self.parents, strict=True))
-        self._own = dict(zip(stage._names, stage._weights, strict=True))
-        self._lines, self._description = stage._lines(), stage.describe()
+        self._named = dict(zip(stage.names, self.parents, strict=True))
+        self._own = dict(zip(stage.names, stage._weights, strict=True))
+        self._stages, self._description = stage.stages(), stage.describe()
         self._starts = {name: parent.state() for name, parent in self._named.items()}
         self._current: Mapping[str, int] = self._own
         self._mixed_names = list(self._named)
@@ -356,7 +372,7 @@ class NamedMixing(Mixing):
 
     def _state_of(self, i: int) -> Any:
         name = self._mixed_names[i]
-        return {'state': self._named[name].state(), 'pipeline': self._lines[name]}
+        return {'state': self._named[name].state(), **self._stages[name]}
 
     def state(self) -> Any:
         parents = {**dict(zip(self._mixed_names, self._current_states(), strict=True)), **self._removed}
@@ -366,12 +382,14 @@ class NamedMixing(Mixing):
         count, current, self._states = number_of(state, 'count'), self._chosen(state, terms), None
         if missing := [name for name in state.get('weights', ()) if name in current and name not in state['parents']]:
             raise StateError(f'{self._description}: the state has weights of {missing}, but no states: {EARLIER}')
+        if terms.changes is not None:
+            self._check_names(state, current, terms.changes)
         named = [name for name in current if name in self._named]
         for name in named:
-            new = {'state': self._starts[name], 'pipeline': self._lines[name]}
+            new = {'state': self._starts[name], **self._stages[name]}
             saved = state['parents'].get(name, new)
-            check_fingerprint(saved['pipeline'], self._lines[name], self.strict)
-            await self._named[name].restore(saved['state'], terms)
+            made = check_fingerprint(saved['pipeline'], self._stages[name]['pipeline'], terms.changes or ())
+            await self._named[name].restore(saved['state'], terms._replace(applied=(*terms.applied, *made)))
         self._mixed, self._weights = [self._named[name] for name in named], tuple(current[name] for name in named)
         self._mixed_names = named
         self._removed = {name: state['parents'][name] for name in current if name not in self._named}
@@ -379,11 +397,19 @@ class NamedMixing(Mixing):
         self._count = count
         self._ended = False
         self._arrange()
-        # Both follow from a name that was changed by mistake, too.
-        if begun := [name for name in current if name not in state['parents']]:
-            logger.warning('%s: begins %s, which the state does not have', self._description, begun)
-        if dropped := [name for name in state['parents'] if name not in self._named]:
-            logger.warning('%s: leaves out %s, which the state has', self._description, dropped)
+
+    def _check_names(self, state: Mapping[str, Any], current: Mapping[str, int], changes: Sequence[Any]) -> None:
+        """Refuse a state of other streams, which a name that was changed by mistake leads to, unless it is declared."""
+        saved, weights = state['parents'], {**dict.fromkeys(state['parents'], 1), **(state.get('weights') or {})}
+        others = [
+            *(Added(name) for name in current if name not in saved),
+            *(Removed(name) for name in saved if name not in self._named and weights[name]),
+        ]
+        if undeclared := [change for change in others if change not in changes]:
+            raise StateError(
+                f'{self._description}: the state has the streams {sorted(saved)}: if this is meant, pass '
+                f'{declaration(undeclared)}'
+            )
 
     def _chosen(self, state: Mapping[str, Any], terms: RestoreRules) -> Mapping[str, int]:
         """Return the weights to continue with; raise ``StateError`` if a later stage needs others."""

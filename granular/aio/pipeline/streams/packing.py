@@ -3,12 +3,11 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
 from granular._support.text import counted
-from granular.aio.pipeline.describe import refuse_state
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
 from granular.aio.pipeline.position import FREE, RestoreRules, Turns
@@ -20,6 +19,7 @@ from granular.aio.pipeline.streams.rows import TEXT, array_of, check_value, fill
 from granular.aio.pipeline.streams.stream import Staged, Stream, in_epoch
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.threads import offload
+from granular.changes import Excluded, RowLength
 from granular.errors import DatapointError, StateError
 from granular.formats.checksums import crc32c
 
@@ -88,6 +88,9 @@ class Packing(Holding):
         # Where the pack begins: in the first document that is held, at these offsets.
         self._base: dict[str, Any] = {'offsets': [0] * len(self._features), 'document': 0, 'rows': 0}
         self._row = 0  # the next row of all shards
+        # The values of each feature in all rows before some rows: the last one up to the next row for which they are
+        # known, and later ones. None are after a state of an earlier release.
+        self._values: dict[int, list[int]] = {0: [0] * len(self._features)}
         self._place: int | None = None  # of the next row of this host from there on, if a mix decides it
         self._rows: list[list[Segment]] | None = None  # of the pack; None until it is computed
         self._after = self._base  # where the next pack begins
@@ -136,6 +139,8 @@ class Packing(Holding):
     def advance(self, count: int) -> None:
         """Move the position on by so many rows, which hosts have taken."""
         self._row += count
+        known = max((row for row in self._values if row <= self._row), default=0)
+        self._values = {row: values for row, values in self._values.items() if row >= known}
         if self._rows is None:
             return
         self._given = self._documents if count else self._given
@@ -213,6 +218,7 @@ class Packing(Holding):
         if self._seed is not None:
             order = np.random.default_rng(self._seed + base['rows']).permuted(range(len(rows)))
             rows = [rows[i] for i in order.tolist()]
+        self._count_values(rows)
         self._after = {
             'offsets': [0] * len(features) if document is None else list(document.offsets),
             'document': number,
@@ -222,13 +228,22 @@ class Packing(Holding):
         self._rows = rows
         self._documents = documents
 
+    def _count_values(self, rows: Sequence[Sequence[Segment]]) -> None:
+        """Count the values in the rows of a pack, from a row on before which they are known."""
+        begin, features = int(self._base['rows']), range(len(self._features))
+        sizes = [[0 for _ in features], *([sum(len(part.parts[i]) for part in row) for i in features] for row in rows)]
+        sums = np.cumsum(sizes, axis=0)
+        known = next((row for row in self._values if 0 <= row - begin < len(sums)), None)
+        if known is not None:
+            before = np.array(self._values[known]) - sums[known - begin]
+            self._values |= {begin + i: own for i, own in enumerate((sums + before).tolist())}
+
     def _offsets(self, document: Document, documents: Documents) -> list[int]:
         """Return the numbers of values of the first document of the pack that were given out."""
         offsets = list(self._base['offsets'])
         beyond = any(offset > size for offset, size in zip(offsets, document.sizes, strict=True))
         if beyond or not self._check(documents):
             self._refuse()
-            return [0] * len(offsets)
         return offsets
 
     def _check(self, documents: Documents, complete: bool = False) -> bool:
@@ -240,16 +255,15 @@ class Packing(Holding):
             return documents.number >= given.number and (not given.ended or documents == given)
         return documents.number != given.number or documents.checksum == given.checksum
 
-    def _refuse(self) -> None:
-        """Refuse the documents that were read again, or let them be packed nevertheless."""
-        number, given, self._given = self._base['document'], self._given, None
+    def _refuse(self) -> NoReturn:
+        """Refuse the documents that were read again."""
+        number, given = self._base['document'], self._given
         which = (
             f'{counted(given.number, "element")} from number {number} on' if given else f'a part of element {number}'
         )
-        refuse_state(
-            f'{self._stage}: holds {which}, and other elements were read in their place than when the state was saved',
-            self.strict,
-            'continue with the same elements, or pass strict=False, which may repeat values or leave them out',
+        raise StateError(
+            f'{self._stage}: holds {which}, and other elements were read in their place than when the state was saved: '
+            f'continue with the same elements, or from a state that holds none of them'
         )
 
     def _document(self, element: Any, number: int) -> Document:
@@ -320,11 +334,13 @@ class Packing(Holding):
         holds = self._row > self._base['rows'] or any(self._base['offsets'])
         row = self.turns.state(self._row, self.keeps_host)
         documents = {} if self._given is None else {'documents': list(self._given)}
-        return self._held.state(holds, **self._base, row=row, **documents)
+        known = [row for row in self._values if row <= self._row]
+        values = {'values': [known[-1], *self._values[known[-1]]]} if known else {}
+        return self._held.state(holds, **self._base, row=row, **values, **documents)
 
     async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         expected = {'parent', *self._base, 'row'}
-        if not isinstance(state, Mapping) or not expected <= set(state) <= {*expected, 'held', 'documents'}:
+        if not isinstance(state, Mapping) or not expected <= set(state) <= {*expected, 'held', 'documents', 'values'}:
             keys = sorted(state) if isinstance(state, Mapping) else state
             raise StateError(f'pack: expected a state with {sorted(expected)}, got {keys!s:.200}')
         row = self.turns.at(state['row'], terms)
@@ -333,11 +349,27 @@ class Packing(Holding):
             raise StateError(f'pack: expected {len(self._features)} offsets, got {offsets!r:.200}')
         if not all(type(number) is int and number >= 0 for number in [*offsets, *numbers]):
             raise StateError(f'pack: expected integers >= 0, got offsets {offsets!r:.200} and {numbers}')
+        values = state.get('values', ())
+        are_counts = isinstance(values, list | tuple) and all(type(number) is int and number >= 0 for number in values)
+        if not are_counts or len(values) not in (0, 1 + len(self._features)):
+            raise StateError(
+                f'pack: expected a row and {len(self._features)} numbers of values before it, got {values!r:.200}'
+            )
         if row < state['rows']:
             raise StateError(f'pack: expected a row >= {state["rows"]}, got {row}')
+        terms.check_held(RowLength, Excluded)  # of a later stage; this one compares what it holds
+        resized = any(isinstance(made.change, RowLength) for made in terms.applied)
+        begun = row > state['rows'] or (any(offsets) and self._recipe.strategy != 'concat_then_split')
+        if resized and begun:
+            raise StateError(
+                f'{self._stage}: {row - state["rows"]} rows of a pack were given out, which another length would fill '
+                f'differently: load a state between two packs, as at the start of an epoch; only rows of '
+                f"strategy='concat_then_split' continue at any token"
+            )
         await self._held.restore(state, row > state['rows'] or any(offsets), terms)
         self._base = {key: state[key] for key in self._base}
         self._row = row
+        self._values = {values[0]: list(values[1:])} if values else {}
         self._rows = None
         self._pending = None
         self._given = Documents.of(state['documents']) if 'documents' in state else None

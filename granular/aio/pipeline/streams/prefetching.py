@@ -137,7 +137,7 @@ class Prefetching(Flow):
         await self._stop()
         await self._parent.restore(state, terms)
         self._after, self._in_step = self._parent.state(), self._parent.in_step
-        self._terms, self._taken = terms, False
+        self._terms, self._taken = terms.later(), False
 
     async def begin(self) -> None:
         await to_loop()

@@ -10,10 +10,13 @@ from granular.aio.pipeline.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
 from granular.aio.pipeline.nodes.indices import LONGEST, IndexNode, Repeat, Slice, part_of
+from granular.aio.pipeline.nodes.outlines import length_if_known, outline_of
 from granular.aio.pipeline.nodes.patterns import nested
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
+from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import FREE, EvenTurns, RestoreRules, Turns
 from granular.aio.pipeline.shards import ShardOptions, as_shard
+from granular.aio.pipeline.streams.changed import position_after
 from granular.aio.pipeline.streams.decoding import Decoding, small_nbytes
 from granular.aio.pipeline.streams.flow import FilterCheck, Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
@@ -154,6 +157,15 @@ class Read(Stream):
 
     def state_at(self, index: int) -> Any:
         return self.turns.state(min(len(self.source), index * self.turns.stride), False)
+
+    def outline(self) -> dict[str, Any]:
+        whole = {'whole': True} if self.shard.drop_remainder else {}
+        return {'read': outline_of(self.source), 'length': length_if_known(self.source), **whole}
+
+    def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
+        self.length()
+        turns = self.turns
+        return [(self.source, picked._replace(indices=turns.taken(picked.indices * turns.stride)))]
 
     def flow(self) -> Flow:
         return Reading(self)
@@ -397,6 +409,7 @@ class Reading(Flow):
                 stage, kind = 'whose on_error leaves out elements that fail', 'on_error'
             terms = terms.of(f'to_iter_dataset, {stage}', f'to_iter_dataset, {kind}', False)
         position = self.turns.at(self._unnumbered(state), terms)
+        position = position_after(terms, self._read.source, position)
         if type(position) is not int or not 0 <= position < 1 << 63:
             raise StateError(f'{self._read.describe()}: expected the position of an element, got {state!r:.100}')
         if position > self._length:
@@ -452,7 +465,7 @@ def _filters_of(source: Source) -> str:
     functions: list[str] = []
     last = source
     while source.parents:
-        if isinstance(source, elements.Filter | elements.FlatMap) or len(source.parents) > 1:
+        if isinstance(source, elements.Filter | elements.FlatMap | elements.Excluded) or len(source.parents) > 1:
             filters.append(source.describe())
         elif isinstance(source, elements.Function):
             functions.append(source.describe())

@@ -6,6 +6,7 @@ import numpy as np
 
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import ENDLESS
+from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import FREE, RestoreRules, same_position
 from granular.aio.pipeline.streams.flow import Flow, Outlasting, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
@@ -31,6 +32,9 @@ class Repeated(Staged):
     def state_at(self, index: int) -> Any:
         epoch, index = divmod(index, max(1, self.parent.length()))
         return {'parent': super().state_at(index), 'epoch': epoch, 'empty': not index}
+
+    def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
+        return [(self.parent, picked._replace(indices=picked.indices % max(1, self.parent.length())))]
 
 
 class Limited(Stream):
@@ -112,7 +116,10 @@ class Repeating(Outlasting):
         self._mixes = mixes
         self._shared = uneven or None
         # Elements that a later stage holds are read again with the same weights, also beyond this epoch.
-        self._terms, self._start = terms, state.get('start', self._own) if terms.weights == 'saved' else self._own
+        self._terms, self._start = (
+            terms.later(),
+            state.get('start', self._own) if terms.weights == 'saved' else self._own,
+        )
 
 
 class Limiting(Flow):

@@ -12,13 +12,14 @@ from operator import methodcaller
 from typing import Any, Self, cast
 
 from granular._support.indexing import Seed
+from granular.aio.pipeline.origins import Picked, Stage
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, divided
 from granular.errors import InvalidArgumentError, StateError
 
 
-class Stream(abc.ABC):
+class Stream(Stage):
     """A stage of an IterDataset."""
 
     parents: tuple[Any, ...] = ()  # the previous stages, or the source
@@ -75,6 +76,20 @@ class Stream(abc.ABC):
     def state_at(self, index: int) -> Any:
         """Return the state that an element follows, by its number from 0 to ``length()``."""
         return self.parent.state_at(index)
+
+    def outline(self) -> dict[str, Any]:
+        """Return the sources that the stage reads, plain JSON; ``state_description.py`` reads it with a state.
+
+        Stages with the state of their parent are left out. A stage without parents has sources that are not known.
+        """
+        if self.transparent:
+            return self.parent.outline()
+        return {'stage': self.describe(), 'of': [parent.outline() for parent in self.parents]}
+
+    def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
+        """Return what elements are made of, by their numbers; raise ``InvalidArgumentError`` if they have none."""
+        self.length()
+        return [(self.parent, picked)]
 
     def replaced(self, **changes: Any) -> Self:
         stream = type(self).__new__(type(self))

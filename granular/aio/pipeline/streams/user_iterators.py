@@ -28,6 +28,9 @@ class Iterated(Stream):
         super().__init__(*parents)
         self._dataset, self._rebuild = dataset, rebuild
 
+    def outline(self) -> dict[str, Any]:
+        return {'stage': self.describe()}  # its state is the user's
+
     def over(self, parents: Sequence[Any]) -> Stream:
         return self._rebuild(self._dataset, parents)
 
@@ -82,7 +85,7 @@ class Iterating(Flow):
 
     async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
         # The streams that it reads are restored within, by iterators of their own.
-        token = restoring.set(terms.of(self._stage, self.kind, True)._replace(strict=self.strict))
+        token = restoring.set(terms.of(self._stage, self.kind, True))
         try:
             await offload(self._call, self._iterator.set_state, copy.deepcopy(state))
         finally:

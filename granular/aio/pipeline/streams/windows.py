@@ -4,8 +4,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from granular._support.indexing import Ints
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
+from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
@@ -38,6 +40,21 @@ class WindowShuffled(Staged):
     def state_at(self, index: int) -> Any:
         window, place = divmod(index, self._size)
         return {'parent': super().state_at(window * self._size), 'window': window, 'place': place}
+
+    def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
+        windows, places = np.divmod(picked.indices, self._size)
+        inner = np.empty_like(picked.indices)
+        for window in np.unique(windows).tolist():
+            chosen = windows == window
+            first = window * self._size
+            count = min(self._size, self.length() - first)
+            inner[chosen] = first + _order_of(window, count, self._args[1])[places[chosen]]
+        return [(self.parent, picked._replace(indices=inner))]
+
+
+def _order_of(number: int, count: int, seed: int) -> Ints:
+    """Return the places in a window of the elements that it yields."""
+    return permute(np.arange(count), count, seed + number)[::-1]
 
 
 class WindowShuffling(Holding):
@@ -72,7 +89,7 @@ class WindowShuffling(Holding):
             window.append(element)
         self._held.check_place(self._skipped, len(window))
         self._uneven = self._uneven or (0 < len(window) < self._size and not self.even)
-        order = permute(np.arange(len(window)), len(window), self._seed + self._number).tolist()
+        order = _order_of(self._number, len(window), self._seed)[::-1].tolist()
         self._window, self._length = [window[position] for position in order], len(window)
         del self._window[len(window) - self._skipped :]
         self._skipped = 0

@@ -1,0 +1,260 @@
+"""Descriptions of states: what of each source was taken, what is held, and which hosts a state fits."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from granular._support.other_names import answering
+from granular._support.text import counted
+from granular.aio.pipeline.nodes.outlines import sources_of, taken_of
+from granular.aio.pipeline.position import VERSION, check_plain, check_version
+from granular.aio.pipeline.streams.flow import number_of
+from granular.errors import StateError
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceState:
+    """What was taken of a source, by all hosts.
+
+    Attributes:
+      name: that of the stream in a mix by name; otherwise the numbers of the datasets that are mixed, concatenated or
+        zipped, joined by '/'; the description if there is one source only.
+      source: the description of the source.
+      elements: the number of datapoints that were taken, over all epochs, without those that are held; None if the
+        state does not tell, as for planned rows (``dataset.indices`` does) and streams of files.
+      length: the number of datapoints of an epoch; None if there are no epochs, or they are not known.
+    """
+
+    name: str
+    source: str
+    elements: int | None
+    length: int | None
+
+    @property
+    def epoch(self) -> int | None:
+        """The number of whole epochs that were taken."""
+        return None if self.elements is None or not self.length else self.elements // self.length
+
+    @property
+    def place(self) -> int | None:
+        """The number of datapoints that were taken of the next epoch."""
+        return None if self.elements is None or not self.length else self.elements % self.length
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedState:
+    """What a ``pack`` of a stream has yielded, over all hosts.
+
+    Attributes:
+      name: that of the sources before it, '' for all.
+      rows: the number of rows.
+      tokens: the number of values in these rows, by feature in the order of ``length``, without padding; None if it is
+        not known yet, as on one of several hosts that share rows, or the state is of an earlier release.
+    """
+
+    name: str
+    rows: int
+    tokens: tuple[int, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldState:
+    """Elements that a stage has taken from those before it, and has given out in part.
+
+    Attributes:
+      name: that of the sources before it, '' for all.
+      stage: the description of the stage.
+      given: how much of it was given out, in the stage's own elements: those of a window, rows of a pack.
+    """
+
+    name: str
+    stage: str
+    given: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StateDescription:
+    """What a state holds; ``print`` shows a table.
+
+    Attributes:
+      sources: what was taken of each source, in the order of the pipeline.
+      packed: what each ``pack`` of a stream has yielded.
+      held: what stages hold. It is read again when the state is restored.
+      saved_on: the number of hosts, or shards, that shared the data.
+      fits: the number of hosts that the state fits; None if it fits any number.
+      host: the number of the only host that the state fits; None if it fits each.
+    """
+
+    sources: tuple[SourceState, ...]
+    packed: tuple[PackedState, ...] = ()
+    held: tuple[HeldState, ...] = ()
+    saved_on: int = 1
+    fits: int | None = None
+    host: int | None = None
+
+    def __str__(self) -> str:
+        shown = [['source', 'epoch', 'place', 'of', 'elements']]
+        for source in self.sources:
+            numbers = (source.epoch, source.place, source.length, source.elements)
+            shown.append([source.name, *('?' if number is None else f'{number:,}' for number in numbers)])
+        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+        lines = ['  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in shown]
+        for pack in self.packed:
+            tokens = '' if pack.tokens is None else f', with {" and ".join(f"{n:,}" for n in pack.tokens)} tokens'
+            lines.append(f'packed{_of(pack.name)}: {counted(pack.rows, "row")}{tokens}')
+        lines += [
+            f'held{_of(held.name)} by {held.stage}: {held.given:,} of its elements were given out' for held in self.held
+        ]
+        hosts = 'any number of hosts' if self.fits is None else counted(self.fits, 'host')
+        alone = '' if self.host is None else f', of which only host {self.host}'
+        return '\n'.join([*lines, f'fits {hosts}{alone} (saved on {self.saved_on})'])
+
+
+def _of(name: str) -> str:
+    return f' of {name}' if name else ''
+
+
+@answering()
+def describe_state(state: Mapping[str, Any]) -> StateDescription:
+    """Describe a state: what of each source was taken, what is held, and which hosts the state fits. Reads no data.
+
+    ::
+
+        description = granular.describe_state(iterator.get_state())
+        print(description)
+        print({source.name: source.elements for source in description.sources})
+
+    Elements of a mix before a shuffle are counted by looking up those of the last epoch, about two million a second.
+
+    Args:
+      state: from ``get_state``, ``save``, ``state_dict`` or ``load_state``; or that of a DataLoader, such as
+        ``StatefulDataLoader`` of torchdata, that has one of granular.
+
+    Raises:
+      StateError: if it is not a state, or one of an earlier release, which does not have its sources; or it has those
+        of several worker processes.
+    """
+    check_plain(state)
+    found = list(_states_in(state))
+    if len(found) != 1:
+        what = f'has the states of {len(found)} worker processes: describe each' if found else 'is not one of granular'
+        raise StateError(f'expected a state, as from get_state() or save(), but this {what}: {state!r:.200}')
+    own = found[0]
+    check_version(own)
+    if 'stages' not in own:
+        raise StateError(
+            f'the state has version {own["version"]}, which does not have its sources, version {VERSION} has: restore '
+            f'it, and save it again'
+        )
+    walk = _Walk()
+    try:
+        if 'step' in own:
+            walk.loader(own)
+        else:
+            walk.stage(own['stages'], own['state'])
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as error:
+        raise StateError(f'not a state of a pipeline: {type(error).__name__}: {error}') from error
+    return walk.description()
+
+
+def _states_in(state: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the states of pipelines in one that contains them."""
+    if isinstance(state, Mapping):
+        if 'version' in state and ('state' in state or 'step' in state):
+            yield state
+            return
+        for part in state.values():
+            yield from _states_in(part)
+    elif isinstance(state, list | tuple):
+        for part in state:
+            yield from _states_in(part)
+
+
+class _Walk:
+    """A walk over the stages of a state, from the last one to the sources."""
+
+    def __init__(self) -> None:
+        self._sources: list[SourceState] = []
+        self._packed: list[PackedState] = []
+        self._held: list[HeldState] = []
+        self._hosts = {1}
+        self._binds = False  # True if a stage holds what another number of hosts would divide differently
+        self._names: set[int] = set()  # of hosts whose state is their own
+
+    def description(self) -> StateDescription:
+        hosts = max(self._hosts)
+        host = next(iter(self._names)) if self._names and hosts > 1 else None
+        fits = hosts if host is not None or self._binds else None
+        return StateDescription(tuple(self._sources), tuple(self._packed), tuple(self._held), hosts, fits, host)
+
+    def loader(self, state: Mapping[str, Any]) -> None:
+        step, outline = number_of(state, 'step'), state['stages']
+        length, size = state.get('length'), state['round']
+        if length is None or length % size == 0:
+            taken = taken_of(outline, 0, step)
+        else:  # the datapoints at the end of each epoch that fill no round were left out
+            used, epoch = length - length % size, step // length
+            parts = [taken_of(outline, i * length, i * length + used) for i in range(epoch)]
+            taken = _sum([*parts, taken_of(outline, epoch * length, step)])
+        self._add(outline, taken, '')
+
+    def stage(self, outline: Mapping[str, Any], state: Any, name: str = '', epochs: int | None = 0) -> None:
+        """Describe a stage and those before it, of which so many whole epochs were taken before; None for unknown."""
+        if 'read' in outline:
+            self._read(outline, self._at(state), name, epochs)
+        elif outline.get('names'):
+            for label, part in state['parents'].items():
+                self.stage(part['stages'], part['state'], f'{name}/{label}' if name else label, epochs and None)
+        elif not outline.get('of'):
+            self._sources.append(SourceState(name or outline['stage'], outline['stage'], None, None))
+        elif 'parents' in state:
+            for i, (part, own) in enumerate(zip(outline['of'], state['parents'], strict=True)):
+                self.stage(part, own, f'{name}/{i}' if name else str(i), epochs and None)
+        else:
+            self._hold(outline['stage'], state, name)
+            if outline['stage'].startswith('limit('):
+                epochs = epochs and None
+            elif 'epoch' in state:
+                epochs = None if epochs else state['epoch']
+            self.stage(outline['of'][0], state['parent'], name, epochs)
+
+    def _hold(self, stage: str, state: Mapping[str, Any], name: str) -> None:
+        given, shared = state.get('place', 0), False
+        if 'rows' in state:
+            shared = isinstance(state['row'], Mapping)
+            row, values = self._at(state['row']), state.get('values', ())
+            self._packed.append(PackedState(name, row, tuple(values[1:]) if values and values[0] == row else None))
+            given = row - state['rows'] + any(state['offsets'])
+        if given:
+            self._held.append(HeldState(name, stage, given))
+            self._binds = self._binds or not shared
+
+    def _at(self, state: Any) -> int:
+        """Return the position in the turns of hosts."""
+        if not isinstance(state, Mapping):
+            return int(state)
+        self._hosts.add(state['hosts'])
+        if 'host' in state:
+            self._names.add(state['host'])
+        return int(state['at'])
+
+    def _read(self, outline: Mapping[str, Any], at: int, name: str, epochs: int | None) -> None:
+        source, length = outline['read'], outline['length']
+        if outline.get('whole') and length is not None:  # the last elements, which fill no round, were left out
+            length -= length % max(self._hosts)
+            at = min(at, length)
+        taken = taken_of(source, 0, at)
+        if epochs is None or (epochs and length is None):
+            taken = [None for _ in taken]
+        elif epochs:
+            whole = [None if count is None else count * epochs for count in taken_of(source, 0, length)]
+            taken = _sum([whole, taken])
+        self._add(source, taken, name)
+
+    def _add(self, outline: Mapping[str, Any], taken: Sequence[int | None], name: str) -> None:
+        for (own, leaf), elements in zip(sources_of(outline, name), taken, strict=True):
+            self._sources.append(SourceState(own, leaf['source'], elements, leaf['length']))
+
+
+def _sum(parts: Iterable[Sequence[int | None]]) -> list[int | None]:
+    return [None if None in column else sum(filter(None, column)) for column in zip(*parts, strict=True)]

@@ -1,0 +1,61 @@
+"""Positions of states in a pipeline that was changed since, as it is declared."""
+
+from typing import NoReturn
+
+from granular.aio.pipeline.nodes.blocks import BlockBuffer
+from granular.aio.pipeline.nodes.elements import Batch, Handled
+from granular.aio.pipeline.nodes.elements import Excluded as Excluding
+from granular.aio.pipeline.nodes.indices import Repeat, Seeded, Shuffle, WindowShuffle, Wrapped
+from granular.aio.pipeline.nodes.source import Source, all_stages
+from granular.aio.pipeline.position import RestoreRules
+from granular.changes import Applied, BatchSize, Excluded, Grown, count_in
+from granular.errors import StateError
+
+
+def position_after(terms: RestoreRules, source: Source, position: int) -> int:
+    """Return the position in a source of one that was saved before the changes; raise ``StateError`` if there is none.
+
+    A pack compares the documents that it holds; other stages cannot tell that elements were excluded.
+    """
+    terms.check_held(BatchSize, Grown, *([] if terms.kind == 'pack' else [Excluded]))
+    for made in terms.applied:
+        if isinstance(made.change, BatchSize) and any(isinstance(stage, Batch) for stage in all_stages(source)):
+            position = _rebatched(made, source, position)
+        elif isinstance(made.change, Grown) and _reads(made.change, source):
+            position = _in_grown(made, source, position)
+    return position
+
+
+def _refuse(made: Applied, reason: str) -> NoReturn:
+    raise StateError(f'{made.change!r} is declared, and {reason}: load a state where this is not so')
+
+
+def _rebatched(made: Applied, source: Source, position: int) -> int:
+    while source.elementwise or isinstance(source, Repeat | Seeded | Handled):
+        source = source.parents[0]
+    if not isinstance(source, Batch):
+        _refuse(made, f'its batches are chosen by {source.describe()}')
+    length, size = source.source_length, count_in(made.was)
+    epoch, number = divmod(position, max(1, length // size if source.drop_remainder else -(-length // size)))
+    place = min(number * size, length)
+    if place % source.size:
+        _refuse(made, f'{place} elements of an epoch were taken, which are no multiple of {source.size}')
+    return epoch * len(source) + place // source.size
+
+
+def _in_grown(made: Applied, source: Source, position: int) -> int:
+    length = count_in(made.was)
+    epoch, place = divmod(position, max(1, length))
+    kinds = (BlockBuffer, Excluding, Handled, Repeat, Seeded, Shuffle, WindowShuffle, Wrapped)
+    while source.parents and (source.elementwise or isinstance(source, kinds)):
+        source = source.parents[0]
+    if source.parents:
+        _refuse(made, f'{source.describe()} then has other elements: make a stream of each source, and mix these')
+    if place:
+        _refuse(made, f'{place} of the {length} elements of epoch {epoch} were taken: the new ones begin with an epoch')
+    return epoch * count_in(made.now)
+
+
+def _reads(change: Grown, source: Source) -> bool:
+    names = {change.source, f'{change.source} of {change.elements}'}
+    return any(stage.describe() in names for stage in all_stages(source) if not stage.parents)

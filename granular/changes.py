@@ -1,0 +1,283 @@
+"""Changes of a pipeline that are declared when a state is loaded: everything else must be as it was saved.
+
+::
+
+    state = iterator.get_state()
+    iterator.set_state(state, changes=[granular.changes.RowLength({'tokens': 4096})])
+
+A pipeline that differs in something else is refused, and so is a change that is not declared: the error names the
+declaration. One that has been made already is ignored, so that a program may leave it in place.
+"""
+
+import ast
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, Self
+
+__all__ = [
+    'Added',
+    'AugmentationSeed',
+    'BatchSize',
+    'Excluded',
+    'Grown',
+    'Moved',
+    'Removed',
+    'Renamed',
+    'RowLength',
+]
+
+_PACK: Final = re.compile(r'pack\((\{[^}]*\}+)(.*)\)')
+_BATCH: Final = re.compile(r'batch\((\d+)(.*)\)')
+_RANDOM: Final = re.compile(r'((?:random_map|Transform)\(.*), seed=(\d+|\([\d, ]+\))(.*)\)')
+_SOURCE: Final = re.compile(r'(?!(?:zip|mix|Interleave|interleave) of )(.*) of (\d+)(, \d+ bytes)?')
+_FILES: Final = re.compile(r'(ParquetIterDataset|TFRecordIterDataset)\(.*\)')
+_FUNCTION: Final = re.compile(r'((?:map|map_with_index|random_map|filter|flat_map|Transform)\()([^,()]+)(.*)')
+_BATCH_FUNCTION: Final = re.compile(r'(batch\(.*, batch_fn=)([^,()]+)(\))')
+
+
+class Change(Protocol):
+    """A declared change."""
+
+    @classmethod
+    def between(cls, was: str, now: str) -> Self | None:
+        """Return the change from one line of a pipeline to another one, '' for none; None if it is another change."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLength:
+    """Another length of the rows of a ``pack`` of a stream.
+
+    ``concat_then_split`` continues at the exact token. Other strategies continue where no row of the last pack was
+    given out, and are refused elsewhere. Planned rows of a MapDataset are refused: let an epoch end, and call
+    ``set_next_index`` with the first row of the next one.
+
+    ::
+
+        state = iterator.get_state()
+        iterator.set_state(state, changes=[granular.changes.RowLength({'tokens': 4096})])
+
+    Args:
+      length: the new lengths, as ``pack`` has them.
+    """
+
+    length: Mapping[str, Any]
+
+    @classmethod
+    def between(cls, was: str, now: str) -> Self | None:
+        before, after = _PACK.fullmatch(was), _PACK.fullmatch(now)
+        if before is None or after is None or before[2] != after[2] or ', sizes ' in now:
+            return None
+        return cls(ast.literal_eval(after[1]))
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSize:
+    """Another size of the batches of a MapDataset, whose state is a number of batches.
+
+    It is refused if the elements that were taken are no multiple of the new size. A stream that ends with ``batch``,
+    and a Loader, continue with another size without a declaration.
+
+    ::
+
+        state = iterator.get_state()
+        iterator.set_state(state, changes=[granular.changes.BatchSize(128)])
+
+    Args:
+      batch_size: the new size.
+    """
+
+    batch_size: int
+
+    @classmethod
+    def between(cls, was: str, now: str) -> Self | None:
+        before, after = _BATCH.fullmatch(was), _BATCH.fullmatch(now)
+        return cls(int(after[1])) if before is not None and after is not None and before[2] == after[2] else None
+
+
+@dataclasses.dataclass(frozen=True)
+class AugmentationSeed:
+    """Another seed of a ``random_map``, from the next element on. The order of a shuffle stays.
+
+    ::
+
+        state = iterator.get_state()
+        iterator.set_state(state, changes=[granular.changes.AugmentationSeed(7)])
+
+    Args:
+      seed: the new seed.
+    """
+
+    seed: int | tuple[int, ...]
+
+    @classmethod
+    def between(cls, was: str, now: str) -> Self | None:
+        before, after = _RANDOM.fullmatch(was), _RANDOM.fullmatch(now)
+        if before is None or after is None or before.group(1, 3) != after.group(1, 3):
+            return None
+        return cls(ast.literal_eval(after[2]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Grown:
+    """A source that has more datapoints, from the next epoch on.
+
+    The state must be at the end of an epoch of it. Within an epoch, mix the new datapoints as a stream of their own, or
+    load a state of the end of the epoch.
+
+    ::
+
+        state = iterator.get_state()
+        iterator.set_state(state, changes=[granular.changes.Grown('Web', 150_000)])
+
+    Args:
+      source: the description of the source, as a state has it.
+      elements: the new number of its datapoints.
+    """
+
+    source: str
+    elements: int
+
+    @classmethod
+    def between(cls, was: str, now: str) -> Self | None:
+        before, after = _SOURCE.fullmatch(was), _SOURCE.fullmatch(now)
+        if before is None or after is None or before[1] != after[1] or int(before[2]) >= int(after[2]):
+            return None
+        return cls(after[1], int(after[2]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """A source at another address, such as a copy of the dataset, with as many datapoints and bytes.
+
+    ::
+
+        state = iterator.get_state()
+        iterator.set_state(state, changes=[granular.changes.Moved("DatasetReader('./copy')")])
+
+    Args:
+      source: the new description of the source.
+    """
+
+    source: str
+
+    @classmethod
+    def between(cls, was: str, now: str) -> Self | None:
+        before, after = _SOURCE.fullmatch(was), _SOURCE.fullmatch(now)
+        if before is not None and after is not None:
+            return cls(after[1]) if before[1] != after[1] and before.group(2, 3) == after.group(2, 3) else None
+        before, after = _FILES.fullmatch(was), _FILES.fullmatch(now)
+        return cls(now) if before is not None and after is not None and before[1] == after[1] else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Renamed:
+    """A function with another name, which returns the same elements.
+
+    ::
+
+        state = iterator.get_state()
+        iterator.set_state(state, changes=[granular.changes.Renamed('map(tokenize_text)')])
+
+    Args:
+      stage: the new description of the stage.
+    """
+
+    stage: str
+
+    @classmethod
+    def between(cls, was: str, now: str) -> Self | None:
+        for pattern in (_FUNCTION, _BATCH_FUNCTION):
+            before, after = pattern.fullmatch(was), pattern.fullmatch(now)
+            if before is not None and after is not None and before.group(1, 3) == after.group(1, 3):
+                return cls(now)
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Excluded:
+    """Other datapoints that :meth:`granular.MapDataset.exclude` leaves out, from the next one on.
+
+    What a stage holds must be the same when it is read again: a datapoint of a pack of which rows were given out is
+    refused.
+
+    ::
+
+        state = iterator.get_state()
+        iterator.set_state(state, changes=[granular.changes.Excluded()])
+    """
+
+    @classmethod
+    def between(cls, was: str, now: str) -> Self | None:
+        lines = [line for line in (was, now) if line]
+        return cls() if lines and all(line.startswith('exclude(') for line in lines) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Removed:
+    """A stream that ``IterDataset.mix`` of names does not have any more. No later stage may hold elements of it.
+
+    ::
+
+        state = iterator.get_state()
+        iterator.set_state(state, changes=[granular.changes.Removed('books')])
+
+    Args:
+      name: its name in the mix.
+    """
+
+    name: str
+
+    @classmethod
+    def between(cls, was: str, now: str) -> Self | None:
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Added:
+    """A stream that ``IterDataset.mix`` of names did not have: it begins.
+
+    ::
+
+        state = iterator.get_state()
+        iterator.set_state(state, changes=[granular.changes.Added('code')])
+
+    Args:
+      name: its name in the mix.
+    """
+
+    name: str
+
+    @classmethod
+    def between(cls, was: str, now: str) -> Self | None:
+        return None
+
+
+_KINDS: Final[tuple[type[Change], ...]] = (
+    RowLength, BatchSize, AugmentationSeed, Grown, Renamed, Excluded, Moved,
+)  # fmt: skip
+
+
+class Applied(NamedTuple):
+    """A declared change, and the lines that it changed."""
+
+    change: Any
+    was: str
+    now: str
+
+
+def count_in(line: str) -> int:
+    """Return the datapoints of the line of a source, or the elements of that of a batch."""
+    found = _SOURCE.fullmatch(line) or _BATCH.fullmatch(line)
+    return 0 if found is None else int(found[2] if found.re is _SOURCE else found[1])
+
+
+def change_between(was: str, now: str) -> Change | None:
+    """Return the declaration of the change from one line of a pipeline to another one; None if there is none."""
+    found: Sequence[Change | None] = [kind.between(was, now) for kind in _KINDS]
+    return next((change for change in found if change is not None), None)
+
+
+def declaration(changes: Sequence[Any]) -> str:
+    """Return the argument that declares changes."""
+    return f'changes=[{", ".join(f"granular.changes.{change!r}" for change in changes)}]'

@@ -1,0 +1,225 @@
+"""Changes that are declared continue exactly, or are refused; those that are not are refused, and named."""
+
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+
+from granular import IterDataset, MapDataset, changes
+from granular.errors import StateError
+from tests.support.declared import declared_in
+
+
+class Corpus:
+    """A source that names itself, of datapoints that name themselves."""
+
+    def __init__(self, name, length):
+        self._name, self._length = name, length
+
+    def __len__(self):
+        return self._length
+
+    def __getitem__(self, index):
+        return {'id': f'{self._name} {index}', 'tokens': 100 * index + np.arange(index % 13 + 1) + 1}
+
+    def __repr__(self):
+        return f'Corpus({self._name})'
+
+
+def corpus(name='web', length=30):
+    return MapDataset.source(Corpus(name, length))
+
+
+def saved_after(stream, count):
+    with iter(stream) as iterator:
+        return list(itertools.islice(iterator, count)), json.loads(json.dumps(iterator.get_state()))
+
+
+def continued(stream, state, declared, count=200):
+    """Return the elements after a state, which is refused without the changes, and names them."""
+    with iter(stream) as iterator:
+        with pytest.raises(StateError, match=r'if this is meant, pass changes=') as caught:
+            iterator.set_state(state)
+        assert declared_in(caught.value) == declared
+        iterator.set_state(state, declared)
+        rest = list(itertools.islice(iterator, count))
+        again = iterator.get_state()
+        iterator.set_state(again)  # the next state is one of this pipeline
+        iterator.set_state(again, declared)  # in which the change is made
+    return rest
+
+
+def refusal(stream, state, declared=()):
+    with iter(stream) as iterator, pytest.raises(StateError) as caught:
+        iterator.set_state(state, declared)
+        list(itertools.islice(iterator, 200))
+    return str(caught.value)
+
+
+def ids(elements):
+    return [element['id'] for element in elements]
+
+
+def tokens_of(rows):
+    return [token for row in rows for token in row['tokens'][row['tokens_segment_ids'] > 0].tolist()]
+
+
+@pytest.mark.parametrize('seed', range(8))
+def test_concatenated_rows_continue_with_another_length_at_the_exact_token(seed):
+    rng = random.Random(seed)
+
+    def rows(length):
+        stream = corpus().shuffle(seed).to_iter_dataset()
+        return stream.pack({'tokens': length}, strategy='concat_then_split', bos={'tokens': None})
+
+    before, after = rng.sample([5, 8, 21, 64], 2)
+    taken, state = saved_after(rows(before), rng.randint(0, 12))
+    rest = continued(rows(after), state, [changes.RowLength({'tokens': after})])
+    assert tokens_of([*taken, *rest]) == tokens_of(rows(1000))
+
+
+def test_rows_of_whole_documents_change_their_length_between_packs():
+    def rows(length):
+        return corpus().to_iter_dataset().pack({'tokens': length}, num_packing_bins=2)
+
+    for count in range(8):
+        taken, state = saved_after(rows(16), count)
+        declared = [changes.RowLength({'tokens': 40})]
+        if state['state']['row'] > state['state']['rows']:
+            assert 'rows of a pack were given out' in refusal(rows(40), state, declared)
+            continue
+        rest = continued(rows(40), state, declared)
+        assert sorted(tokens_of([*taken, *rest])) == sorted(tokens_of(rows(16)))
+    taken, state = saved_after(rows(16).window_shuffle(4, 1), 2)
+    assert 'holds a window back' in refusal(rows(40).window_shuffle(4, 1), state, declared)
+    planned = [corpus().pack({'tokens': size}, sizes=[i % 13 + 1 for i in range(30)]) for size in (16, 40)]
+    assert 'changes=' not in refusal(planned[1].to_iter_dataset(), saved_after(planned[0].to_iter_dataset(), 3)[1])
+
+
+def test_a_source_that_has_grown_has_its_new_datapoints_from_the_next_epoch_on():
+    def stream(length):
+        return corpus(length=length).shuffle(1).repeat().map(lambda x: x).to_iter_dataset()
+
+    declared = [changes.Grown('Corpus(web)', 40)]
+    _, state = saved_after(stream(30), 60)
+    rest = continued(stream(40), state, declared, 80)
+    assert ids(rest) == ids(itertools.islice(stream(40), 80, 160))
+    assert sorted(ids(rest[:40])) == sorted(f'web {i}' for i in range(40))
+    assert '7 of the 30 elements of epoch 2 were taken' in refusal(stream(40), saved_after(stream(30), 67)[1], declared)
+    assert 'changes=' not in refusal(stream(20), state)
+    # Within an epoch, the new datapoints are a stream of their own.
+    _, state = saved_after(IterDataset.mix({'web': stream(30)}), 67)
+    parts = {'web': stream(30), 'new': corpus('new', 10).repeat().to_iter_dataset()}
+    rest = continued(IterDataset.mix(parts, {'web': 3, 'new': 1}), state, [changes.Added('new')], 40)
+    assert [name for name in ids(rest) if name.startswith('web')] == ids(itertools.islice(stream(30), 67, 97))
+    part = corpus(length=30)[:20].repeat().to_iter_dataset()
+    grown = corpus(length=40)[:20].repeat().to_iter_dataset()
+    assert 'make a stream of each source' in refusal(grown, saved_after(part, 3)[1], declared)
+
+
+def test_streams_of_a_mix_are_removed_and_added():
+    def mixed(*names):
+        return IterDataset.mix({name: corpus(name).repeat().to_iter_dataset() for name in names})
+
+    _, state = saved_after(mixed('web', 'books'), 11)
+    rest = continued(mixed('web', 'code'), state, [changes.Added('code'), changes.Removed('books')], 8)
+    assert sorted(ids(rest)) == sorted([f'web {i}' for i in range(6, 10)] + [f'code {i}' for i in range(4)])
+    held = saved_after(mixed('web', 'books').window_shuffle(4, 1), 2)[1]
+    message = refusal(mixed('web').window_shuffle(4, 1), held, [changes.Removed('books')])
+    assert 'give streams the weight 0, and remove them when it holds none' in message
+
+
+def test_excluded_datapoints_come_no_more():
+    def stream(*excluded):
+        dataset = corpus().exclude(excluded) if excluded else corpus()
+        return dataset.shuffle(1).repeat(2).to_iter_dataset()
+
+    taken, state = saved_after(stream(), 20)
+    expected = [name for name in ids(list(stream())[20:]) if name not in ('web 3', 'web 14')]
+    rest, excluded = stream(3, 14), changes.Excluded()
+    assert ids(continued(rest, state, [excluded])) == expected
+    _, state = saved_after(rest, 20)
+    with iter(stream(3)) as iterator, pytest.raises(StateError) as caught:
+        iterator.set_state(state)
+    assert declared_in(caught.value) == [excluded]
+    window = saved_after(stream().window_shuffle(4, 1), 2)[1]
+    assert 'holds a window back' in refusal(stream(3).window_shuffle(4, 1), window, [excluded])
+
+
+def test_excluded_documents_that_a_pack_holds_are_refused_and_others_leave_its_rows():
+    def rows(*excluded):
+        dataset = corpus().exclude(excluded) if excluded else corpus()
+        return dataset.to_iter_dataset().pack({'tokens': 8}, strategy='concat_then_split')
+
+    outcomes = set()
+    for count in range(1, 12):
+        taken, state = saved_after(rows(), count)
+        try:
+            rest = continued(rows(8), state, [changes.Excluded()])
+        except StateError as error:
+            assert 'holds 1 element from number 8 on' in str(error)  # noqa: PT017 - either
+            outcomes.add('refused')
+            continue
+        outcomes.add('continued')
+        given = set(tokens_of(taken))
+        lost = set(range(801, 810)) - given
+        assert tokens_of([*taken, *rest]) == [token for token in tokens_of(rows()) if token not in lost]
+    assert outcomes == {'refused', 'continued'}
+
+
+@pytest.mark.parametrize('drop', [False, True])
+def test_batches_of_a_dataset_continue_with_another_size(drop):
+    def batches(size):
+        return corpus().shuffle(1).batch(size, drop_remainder=drop, batch_fn=list).repeat(3).to_iter_dataset()
+
+    declared = [changes.BatchSize(6)]
+    for count in range(1, 20):
+        taken, state = saved_after(batches(4), count)
+        epoch, number = divmod(count, 7 if drop else 8)
+        if number * 4 % 6 and number * 4 < 30:
+            assert 'are no multiple of 6' in refusal(batches(6), state, declared)
+            continue
+        rest = continued(batches(6), state, declared)
+        expected = [x for batch in list(batches(6))[epoch * 5 + number * 4 // 6 :] for x in batch]
+        assert ids(x for batch in rest for x in batch) == ids(expected)
+    two = saved_after(batches(4).batch(2, batch_fn=list).batch(3, batch_fn=list), 1)[1]
+    assert 'several stages make batches' in refusal(
+        batches(6).batch(2, batch_fn=list).batch(3, batch_fn=list), two, declared
+    )
+
+
+def test_augmentations_continue_with_another_seed():
+    def stream(seed):
+        return corpus().shuffle(1).random_map(draw, seed=seed).to_iter_dataset()
+
+    _, state = saved_after(stream(1), 9)
+    assert continued(stream(2), state, [changes.AugmentationSeed(2)]) == list(stream(2))[9:]
+
+
+def draw(element, rng):
+    return {'id': element['id'], 'x': int(rng.integers(1000))}
+
+
+def test_what_has_no_declaration_is_refused():
+    base = corpus().shuffle(1).map(draw_nothing).to_iter_dataset().window_shuffle(3, 1)
+    _, state = saved_after(base, 6)
+    others = [
+        corpus().shuffle(2).map(draw_nothing).to_iter_dataset().window_shuffle(3, 1),
+        corpus().map(draw_nothing).to_iter_dataset().window_shuffle(3, 1),
+        corpus().shuffle(1).map(draw_nothing).to_iter_dataset().window_shuffle(4, 1),
+        corpus().shuffle(1).to_iter_dataset().window_shuffle(3, 1),
+        corpus().shuffle(1)[:20].map(draw_nothing).to_iter_dataset().window_shuffle(3, 1),
+    ]
+    everything = [
+        changes.RowLength({'tokens': 1}), changes.BatchSize(4), changes.AugmentationSeed(2), changes.Excluded(),
+        changes.Grown('Corpus(web)', 40), changes.Moved('Corpus(web)'), changes.Renamed('map(draw)'),
+    ]  # fmt: skip
+    for other in others:
+        message = refusal(other, state, everything)
+        assert 'continue with the pipeline that saved it, or from the start of an epoch' in message
+
+
+def draw_nothing(element):
+    return element
