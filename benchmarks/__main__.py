@@ -14,6 +14,7 @@ from benchmarks import (
     indexing,
     local_rivals,
     mixing,
+    opening,
     parquet,
     pipelines,
     planning,
@@ -37,6 +38,7 @@ BENCHMARKS = {
         local_rivals.local_rivals,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
         arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, sharding.sharding,
+        opening.shard_opening,
         training.training,
         accelerator.accelerator,
     )

@@ -135,10 +135,9 @@ def _escaped(name: str) -> str:
 
 
 def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
-    """Write all bars into benchmarks/bars.md, and plots, tables and some bars into docs/performance.md and the README.
+    """Write the record of bars, the tables and missed bars of docs/performance.md, the plots, and the README.
 
-    Bars that were not measured stay, with the day on which they were. The page has the bars that it had, and those that
-    are missed. A table without marks is a plot alone.
+    Bars that were not measured stay, with the day on which they were. A table without marks is a plot alone.
     """
     page = DOCS / 'performance.md'
     text = page.read_text()
@@ -156,9 +155,10 @@ def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
         )
     head = [f'{machine()}.', '', '| bar | figure | bound | details |', '| --- | ---: | --- | --- |']
     RECORD.write_text('\n'.join([*head, *rows.values(), '']))
-    listed = _rows(_inside(text, 'bars'))
-    shown = [row for name, row in rows.items() if name in listed or '**missed**' in row]
-    text = _between(text, 'bars', '\n'.join([*head, *shown]))
+    missed = [_brief(row) for row in rows.values() if '**missed**' in row]
+    text = _between(
+        text, 'bars', '\n'.join([*head[:2], '| missed bar | figure | bound |', '| --- | ---: | --- |', *missed])
+    )
     for table in tables:
         plot(table)
         text = _between(text, table.name, f'{table.markdown()}\n\n![{table.title}](plots/{table.name}.svg)')
@@ -170,6 +170,13 @@ def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
 def _rows(text: str) -> dict[str, str]:
     """Return the rows of a table of bars, by their beginnings."""
     return {line.split(' | ')[0]: line for line in text.splitlines() if re.search(' [|] [≤≥] ', line)}
+
+
+def _brief(row: str) -> str:
+    """Return the row of a missed bar for docs/performance.md: without details, but with the unit."""
+    name, figure, bound, details = row.removesuffix(' |').split(' | ')
+    unit = re.match(r'(s|ms)\b', details.removeprefix('**missed** '))
+    return f'{name} | {figure}{" " + unit[1] if unit else ""} | {bound} |'
 
 
 def _headline(rows: Iterable[str]) -> str:
@@ -188,11 +195,6 @@ def _headline(rows: Iterable[str]) -> str:
         f'{rivals["granular 0.24.2 Loader"]:.0f} times that of granular 0.24 with 32 workers, '
         f'{rivals["webdataset"]:.1f} times that of webdataset with four\n([all figures](docs/performance.md)).'
     )
-
-
-def _inside(text: str, name: str) -> str:
-    begin, end = f'<!-- {name} -->', f'<!-- /{name} -->'
-    return text[text.index(begin) + len(begin) : text.index(end)] if begin in text else ''
 
 
 def _between(text: str, name: str, content: str) -> str:

@@ -1,4 +1,4 @@
-"""What the rivals have in common: their job, their datapoints, their figures. It imports no package."""
+"""The common part of the rivals: their job, their datapoints, their figures. It imports no package."""
 
 import json
 import os

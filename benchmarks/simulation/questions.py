@@ -22,7 +22,7 @@ READING = granular.IOConfig(max_gap=0)  # each record is a request
 
 @dataclasses.dataclass
 class Answer:
-    """What a question found.
+    """Answer to a question.
 
     Attributes:
       figures: by case, the figures by name.

@@ -1,1 +1,1 @@
-"""What every other part may use: late imports, texts of messages, types, indices, names of other libraries."""
+"""Helpers for all other parts: late imports, texts of messages, types, indices, names of other libraries."""

@@ -25,7 +25,7 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
     """
     integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not integer or value < least or (most is not None and value > most):
-        below = most is None or (most == MOST and not (integer and value > most))  # nobody means the largest one
+        below = most is None or (most == MOST and not (integer and value > most))  # the largest one is no limit
         limits = f'>= {least}' if below else f'from {least} to {most}'
         raise InvalidArgumentError(f'{name}: expected an integer {limits}, got {value!r:.100}')
     return int(value)

@@ -9,7 +9,6 @@ import os
 import sys
 
 from granular._support.lazy import import_extra
-from granular._support.plugins import plugin, plugins
 from granular.errors import GranularError, MissingExtraError
 
 
@@ -27,8 +26,6 @@ def main() -> None:
         from granular.cli import measuring, transfers  # noqa: F401 - which add to the commands
         from granular.cli.commands import app
 
-        for name in plugins('granular.commands'):
-            app.command(name)(plugin('granular.commands', name))
         app()
     except (GranularError, OSError) as error:
         if not isinstance(error, BrokenPipeError):  # of a reader of the output that has closed it

@@ -21,6 +21,7 @@ from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.stores.base import Entry
 from granular.cli.describe import describe, describe_sizes, open_any, printable, readable, refuse_other_formats
 from granular.cli.options import Address, Json, OpenPath, pairs, with_store_options
+from granular.cli.others import Commands
 from granular.errors import InvalidArgumentError, NotFoundError, UnknownKeyError, UnknownTypeError
 from granular.sync.iteration import Iteration, Listing
 from granular.view.sources import as_record
@@ -33,6 +34,7 @@ _KEY_WITH_RANGE = re.compile(r'([^\[]+)\[(\d{0,18}):(\d{0,18})\]')
 
 
 app = typer.Typer(
+    cls=Commands,
     help='Datasets in buckets and on disks.',
     no_args_is_help=True,
     add_completion=False,

@@ -8,7 +8,7 @@ import numpy as np
 
 import granular
 from granular import shuffle
-from granular.aio.conversion.convert import PLAN
+from granular.aio.conversion.run import PLAN
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.index import index_path
 from granular.aio.datasources.detect import discovery_of
@@ -98,7 +98,7 @@ def describe(path: Path, format: str | None = None, split: str | None = None) ->
         facts: dict[str, Any] = {'datapoints': count} if found.format == 'images' else {}
         return {'url': f'{path}', 'kind': found.format, 'bytes': size, 'keys': {}, **_files(found), **facts}
     with opened as reader:
-        facts = source_of(reader.aio).describe()
+        facts = run(source_of(reader.aio)).describe()
         description = {name: facts[name] for name in _FACTS if facts.get(name) is not None}
         keys = {row.pop('key'): row for row in facts['keys']}
         description.update(url=f'{path}', datapoints=len(reader), keys=keys)

@@ -219,7 +219,7 @@ BestFitPackIterDataset: Final = _packing('best_fit')
 
 
 class BOSHandling(enum.Enum):
-    """What becomes of the first token of each sequence of a row."""
+    """Treatment of the first token of each sequence of a row."""
 
     DO_NOTHING = enum.auto()
     REPLACE_FIRST_TOKEN_WITH_BOS = enum.auto()

@@ -92,7 +92,7 @@ class Library:
         try:
             async with holder.lock:
                 if holder.source is None:
-                    holder.source = source_of(await _open(self.path(relative)))
+                    holder.source = await source_of(await _open(self.path(relative)))
             yield holder.source
         except ObjectChangedError:
             if self._holders.get(relative) is holder:  # the next use opens the data that is there now

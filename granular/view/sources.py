@@ -17,7 +17,7 @@ from granular.aio.bags.reader import BagReader, bag_of
 from granular.aio.bags.records import Bags, Rows, read_limits, read_parts
 from granular.aio.datasets.columns import Columns, Datasets, Picks, join_rows, read_references, record_rows
 from granular.aio.datasets.reader import DatasetReader
-from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards, compare_shards
+from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards, compare_shards, open_listed
 from granular.aio.datasources.detect import Opened
 from granular.aio.datasources.indexed_files import MaskedFiles, fields_of
 from granular.aio.runtime.threads import offload
@@ -301,8 +301,9 @@ class ForeignSource(Source):
         return size
 
 
-def source_of(reader: Opened) -> Source:
+async def source_of(reader: Opened) -> Source:
     if isinstance(reader, DatasetReader | ShardedDatasetReader):
+        await open_listed(reader)
         return DatasetSource(reader)
     if isinstance(reader, BagReader):
         return RecordSource(reader)

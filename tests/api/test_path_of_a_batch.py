@@ -57,12 +57,3 @@ def test_documented_frames_are_those_of_a_request(path, monkeypatch):
     assert block is not None
     assert block[1].splitlines() == [f'{file:<36} {name}' for file, name in frames]
     assert f'{len(frames)} in {len({file for file, _ in frames})} files' in page
-
-
-def test_drawing_nests_functions_as_they_call_each_other(path, monkeypatch):
-    frames = [name for _, name in frames_of_a_request(path, monkeypatch)]
-    drawn = re.findall(r'^ +· +│ +(?:\w+\.)?(\w+)[(:]', PAGE.read_text(), re.MULTILINE)
-    calls = [name for name in drawn if name in frames]
-    assert len(calls) > 5
-    rest = iter(frames)
-    assert all(name in rest for name in calls), f'{calls} is not in the order of {frames}'

@@ -139,7 +139,7 @@ def test_exported_names():
 
 
 def test_functions():
-    """Those that both faces have take the same."""
+    """Names that both faces have take the same arguments."""
     names = [name for name in granular.__all__ if inspect.isfunction(getattr(granular, name)) and name in aio.__all__]
     assert {'clean', 'convert', 'copy_to_local', 'verify'} <= set(names)
     for name in names:

@@ -15,7 +15,7 @@ from granular.aio.conversion.on_ray import RayShards
 from granular.aio.conversion.record_source import Reading, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.codec import fields_of
-from granular.aio.paths.claims import Claim
+from granular.aio.paths.guard import FolderGuard, Right
 from granular.errors import AlreadyExistsError
 
 RECORDS = [{'a': i, 'b': 'x' * (i % 7)} for i in range(12)]
@@ -118,10 +118,10 @@ def test_worker_of_a_former_writer_publishes_nothing(bucket):
     async def main():
         folder = bucket.aio / 'ds'
         job, source = await job_of(folder, 'refs')
-        job.claim = Claim(folder, 0, 1, 'ended')
-        await job.claim.take()
+        job.guard = FolderGuard(folder, Right.SOLE)
+        await job.guard.enter()
         writer = await job.start(source, 0, 0, 12)
-        await Claim(folder, 0, 1, 'any').take()
+        await FolderGuard(folder, Right.SOLE, forced=True).enter()
         with pytest.raises(AlreadyExistsError, match='another writer took over'):
             await job.publish(writer, 0, 12)
         return [path.name async for path in folder.rglob('*')]

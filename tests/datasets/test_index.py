@@ -345,10 +345,8 @@ def clock(monkeypatch):
     """Let the times of the last change differ between the files that are compared and those in the index."""
 
     def advance():
-        to_nanoseconds = granular.aio.datasets.comparison.to_nanoseconds
-        monkeypatch.setattr(
-            granular.aio.datasets.comparison, 'to_nanoseconds', lambda time: to_nanoseconds(time) + 10**10
-        )
+        to_nanoseconds = granular.aio.bags.identity.to_nanoseconds
+        monkeypatch.setattr(granular.aio.bags.identity, 'to_nanoseconds', lambda time: to_nanoseconds(time) + 10**10)
 
     return advance
 

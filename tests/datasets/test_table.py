@@ -18,7 +18,7 @@ import traceback
 import pytest
 
 import granular
-from granular.aio.datasets import comparison
+from granular.aio.datasets import comparison, listing
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import ObjectChangedError
 from tests.support.fault_proxy import FaultProxy
@@ -138,9 +138,9 @@ def pickled(reader, rng):
         pickling_for_worker.reset(token)
 
 
-def read_pickled(content, picks, listed):
+def read_pickled(content, picks, listed, at_once):
     """Read by a pickled reader in another process."""
-    comparison.LISTED = listed
+    comparison.LISTED, listing.AT_ONCE = listed, at_once
     with pickle.loads(content) as reader:
         return reader.fetch(picks), list(reader)
 
@@ -208,7 +208,8 @@ def compare_copies(reader, expected, rng, layout, others):
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         case 'process' if others is not None:
             picks = [rng.randrange(len(expected)) for _ in range(10)]
-            found = others.submit(read_pickled, pickled(reader, rng), picks, comparison.LISTED).result()
+            limits = comparison.LISTED, listing.AT_ONCE
+            found = others.submit(read_pickled, pickled(reader, rng), picks, *limits).result()
             assert found == ([expected[i] for i in picks], expected)
     return reads + compare(reader, expected, rng, layout)
 
@@ -277,37 +278,41 @@ def others():
 
 
 @pytest.fixture
-def listing(monkeypatch):
-    """Let readers list the objects of a dataset for every other seed, as they do not if there are many."""
+def prepared(monkeypatch):
+    """Let readers list the objects of an index for every other seed, as they do not if there are many, and open shards
+    without an index when they are first read, as if there were many.
+    """
 
-    def listing(seed):
+    def prepared(seed):
         if seed % 2:
             monkeypatch.setattr(comparison, 'LISTED', 0)
+        monkeypatch.setattr(listing, 'AT_ONCE', 1 if seed % 3 else 32)
         return not seed % 2
 
-    return listing
+    return prepared
 
 
 @pytest.mark.parametrize('seeds', [range(i, i + 10) for i in range(0, examples(90), 10)])
-def test_reads_of_sharded_datasets_are_those_of_a_list(tmp_path, others, seeds):
+def test_reads_of_sharded_datasets_are_those_of_a_list(tmp_path, others, prepared, seeds):
     for seed in seeds:
+        prepared(seed)
         assert attack(granular.Path(tmp_path / f'{seed}' / 'data'), seed, others=others) > 0
 
 
 @pytest.mark.parametrize('seed', range(examples(24)))
-def test_reads_of_sharded_datasets_in_a_bucket_are_those_of_a_list(fakegcs, tmp_path, others, listing, seed):
-    assert attack(fakegcs.place() / 'data', seed, tmp_path, others, listed=listing(seed)) > 0
+def test_reads_of_sharded_datasets_in_a_bucket_are_those_of_a_list(fakegcs, tmp_path, others, prepared, seed):
+    assert attack(fakegcs.place() / 'data', seed, tmp_path, others, listed=prepared(seed)) > 0
 
 
 @pytest.mark.parametrize('seed', range(examples(24)))
-def test_reads_of_sharded_datasets_with_faults_are_those_of_a_list(fakegcs, tmp_path, listing, seed):
+def test_reads_of_sharded_datasets_with_faults_are_those_of_a_list(fakegcs, tmp_path, prepared, seed):
     rng = random.Random(seed)
     with FaultProxy(fakegcs.endpoint, lambda call: rng.choice(FAULTS) if rng.random() < 0.03 else '') as proxy:
 
         def place(folder):
             return granular.Path(f'{folder}', **{**folder.aio.store.options, 'endpoint_url': proxy.endpoint})
 
-        assert attack(fakegcs.place() / 'data', seed, tmp_path, None, place, listing(seed)) > 0
+        assert attack(fakegcs.place() / 'data', seed, tmp_path, None, place, prepared(seed)) > 0
 
 
 def main():

@@ -242,7 +242,7 @@ def test_file_that_shrinks_while_it_is_opened_was_replaced(tmp_path, suffix, mon
         write(path, suffix)
         with monkeypatch.context() as patch:
             patch.setattr(store, 'stat', stat_and_shrink)
-            with pytest.raises(ObjectChangedError, match='has 5: it was replaced meanwhile'):
+            with pytest.raises(ObjectChangedError, match='has 5: it was replaced during the read'):
                 opener(path)
 
 

@@ -1,14 +1,9 @@
-"""Files of folders and patterns that are data. docs/sources.md shows the table of FOLDERS, beside other libraries.
-
-``python -m tests.datasources.test_discovery`` prints it.
-"""
+"""Files of folders and patterns that are data, as docs/sources.md has the rules."""
 
 import json
-import os
 import pathlib
 import pickle
 import re
-import tempfile
 
 import numpy as np
 import pyarrow.dataset
@@ -21,43 +16,48 @@ from granular.aio.datasources.discovery import discover
 from granular.aio.datasources.discovery.names import ENDINGS
 from granular.cli.describe import describe
 from granular.errors import CorruptDatasetError, GranularError, InvalidArgumentError, NotFoundError
-from tests import ROOT
 from tests.support.files import FORMATS, files_of_numbers, numbers_in, write_numbers
 
 PNG = granular.encoders['png'](np.zeros((2, 2, 3), np.uint8))
 UUID = '0f2f6d6e-7d6b-4d1c-9a51-2a57a1b1c2d3-c000'
 
 FOLDERS = {
-    'one folder': ['a.parquet', 'b.parquet'],
-    'subfolders, capitals': ['a.parquet', 'more/b.parquet', 'C.PARQUET'],
-    'documents': ['a.parquet', 'README.md', 'LICENSE', '_SUCCESS', '_metadata', '.a.parquet.crc'],
-    'other files': ['a.parquet', 'notes.txt'],
-    'hidden files': ['a.parquet', '.b.parquet', '_c.parquet'],
-    'AppleDouble': ['a.parquet', '._a.parquet', '__MACOSX/._a.parquet'],
-    'uncommitted': ['part-0.parquet', '_temporary/0/part-1.parquet'],
-    'folders with _': ['_x/a.parquet', 'x/a.parquet'],
-    'splits': ['data/train-00000-of-00001.parquet', 'data/test-00000-of-00001.parquet'],
-    'splits within names': ['mnist-test.tfrecord-00000-of-00001', 'mnist-train.tfrecord-00000-of-00001'],
-    'splits as folders': ['train/a.tar', 'validation/a.tar'],
-    'one split': ['train-0.parquet', 'train-1.parquet'],
-    'words, no splits': ['latest.parquet', 'trainer.parquet'],
-    'generations': [f'train-{i:05}-of-{n:05}.parquet' for n in (2, 3) for i in range(n)],
-    'Spark, appended': [f'part-00000-{UUID}.snappy.parquet', f'part-00000-{UUID[::-1]}.snappy.parquet'],
-    'missing file': ['x-00000-of-00002.parquet'],
-    'Hive': ['day=1/a.parquet', 'day=2/a.parquet'],
-    'TFRecord in folders': ['a/x.tfrecord', 'b/x.tfrecord'],
-    'ArrayRecord': ['x.array_record-00000-of-00002', 'x.array_record-00001-of-00002'],
-    'Megatron': ['a.idx', 'a.bin', 'b.idx', 'b.bin', 'c.bin'],
-    'Megatron in folders': ['a/x.idx', 'a/x.bin', 'b/x.idx', 'b/x.bin'],
-    'index of a tar file': ['a.tar', 'a.idx'],
-    'two formats': ['a.parquet', 'a.tar'],
-    'classes of images': ['cat/1.png', 'dog/2.JPG', '_x/3.png'],
-    'classes with numbers': ['000000/1.png', '000001/2.png'],
-    'splits of images': ['train/cat/1.png', 'test/cat/2.png'],
-    'a class named train': ['train/1.png', 'bus/2.png'],
-    'images and their table': ['cat/1.png', 'metadata.parquet'],
+    'one folder': (['a.parquet', 'b.parquet'], 'all'),
+    'subfolders, capitals': (['a.parquet', 'more/b.parquet', 'C.PARQUET'], 'all'),
+    'documents': (['a.parquet', 'README.md', 'LICENSE', '_SUCCESS', '_metadata', '.a.parquet.crc'], ['a.parquet']),
+    'other files': (['a.parquet', 'notes.txt'], ['a.parquet']),
+    'hidden files': (['a.parquet', '.b.parquet', '_c.parquet'], ['a.parquet']),
+    'AppleDouble': (['a.parquet', '._a.parquet', '__MACOSX/._a.parquet'], ['a.parquet']),
+    'uncommitted': (['part-0.parquet', '_temporary/0/part-1.parquet'], ['part-0.parquet']),
+    'folders with _': (['_x/a.parquet', 'x/a.parquet'], 'all'),
+    'splits': (['data/train-00000-of-00001.parquet', 'data/test-00000-of-00001.parquet'], 'refused: splits'),
+    'splits within names': (
+        ['mnist-test.tfrecord-00000-of-00001', 'mnist-train.tfrecord-00000-of-00001'],
+        'refused: splits',
+    ),
+    'splits as folders': (['train/a.tar', 'validation/a.tar'], 'refused: splits'),
+    'one split': (['train-0.parquet', 'train-1.parquet'], 'all'),
+    'words, no splits': (['latest.parquet', 'trainer.parquet'], 'all'),
+    'generations': (
+        [f'train-{i:05}-of-{n:05}.parquet' for n in (2, 3) for i in range(n)],
+        'refused: several generations',
+    ),
+    'Spark, appended': ([f'part-00000-{UUID}.snappy.parquet', f'part-00000-{UUID[::-1]}.snappy.parquet'], 'all'),
+    'missing file': (['x-00000-of-00002.parquet'], 'refused: missing'),
+    'Hive': (['day=1/a.parquet', 'day=2/a.parquet'], 'all'),
+    'TFRecord in folders': (['a/x.tfrecord', 'b/x.tfrecord'], 'refused: several folders'),
+    'ArrayRecord': (['x.array_record-00000-of-00002', 'x.array_record-00001-of-00002'], 'all'),
+    'Megatron': (['a.idx', 'a.bin', 'b.idx', 'b.bin', 'c.bin'], ['a.idx', 'b.idx']),
+    'Megatron in folders': (['a/x.idx', 'a/x.bin', 'b/x.idx', 'b/x.bin'], 'refused: several folders'),
+    'index of a tar file': (['a.tar', 'a.idx'], ['a.tar']),
+    'two formats': (['a.parquet', 'a.tar'], 'refused: one format'),
+    'classes of images': (['cat/1.png', 'dog/2.JPG', '_x/3.png'], 'all'),
+    'classes with numbers': (['000000/1.png', '000001/2.png'], 'all'),
+    'splits of images': (['train/cat/1.png', 'test/cat/2.png'], 'refused: splits'),
+    'a class named train': (['train/1.png', 'bus/2.png'], 'all'),
+    'images and their table': (['cat/1.png', 'metadata.parquet'], ['cat/1.png']),
 }
-"""Names of files by what a folder has."""
+"""The files of each folder, and those that are read, or the words of the error."""
 
 
 def content(name):
@@ -79,62 +79,23 @@ def fill(folder, names):
     return folder
 
 
-def ours(folder):
+def files_read(folder):
+    """Return the files of a folder that are read, or the words of the error."""
     try:
         found = describe(granular.Path(folder))
     except GranularError as error:
         return 'refused: ' + next(word for word in WORDS if word in str(error))
-    return found['files']['taken']
+    return sorted(found['files']['taken'])
 
 
 WORDS = ('several generations', 'missing', 'several folders', 'one format', 'splits')
 """Words of errors that name the reason."""
 
 
-def of_pyarrow(folder):
-    try:
-        found = pyarrow.dataset.dataset(folder, format='parquet', partitioning='hive')
-        found.to_table()
-        return [os.path.relpath(file, folder) for file in found.files]
-    except (pyarrow.ArrowException, OSError, ValueError):
-        return 'error'
-
-
-def of_datasets(folder):
-    import datasets
-
-    try:
-        found = datasets.load_dataset_builder(str(folder), cache_dir=tempfile.mkdtemp()).config.data_files
-    except Exception:
-        return 'error'
-    return {split: [os.path.relpath(file, folder) for file in files] for split, files in found.items()}
-
-
-def shown(answer, names):
-    if isinstance(answer, str):
-        return answer
-    if isinstance(answer, dict):
-        return '; '.join(f'{split}: {shown(files, names)}' for split, files in answer.items())
-    return 'all' if sorted(answer) == sorted(names) else ', '.join(f'`{name}`' for name in sorted(answer)) or 'none'
-
-
-def table():
-    lines = ['| folder | files | granular | pyarrow | datasets |', '| --- | --- | --- | --- | --- |']
-    for title, names in FOLDERS.items():
-        folder = fill(pathlib.Path(tempfile.mkdtemp()), names)
-        formats = {'parquet' in name.lower() for name in names}
-        answers = [ours(folder), of_pyarrow(folder) if True in formats else '', of_datasets(folder)]
-        files = ', '.join(f'`{name}`' for name in names).replace(UUID, 'UUID').replace(UUID[::-1], 'UUID2')
-        cells = [shown(answer, names).replace(UUID, 'UUID').replace(UUID[::-1], 'UUID2') for answer in answers]
-        lines.append(f'| {title} | {files} | {" | ".join(cells)} |'.replace('  ', ' '))
-    return '\n'.join(lines)
-
-
-def test_table_of_folders_in_the_docs_is_what_is_read():
-    page = (ROOT / 'docs' / 'sources.md').read_text()
-    block = re.search(r'<!-- folders -->\n(.*?)\n<!-- /folders -->', page, re.DOTALL)
-    assert block is not None
-    assert block[1] == table()
+@pytest.mark.parametrize('title', FOLDERS)
+def test_files_of_a_folder_that_are_read(title, tmp_path):
+    names, expected = FOLDERS[title]
+    assert files_read(fill(tmp_path, names)) == (sorted(names) if expected == 'all' else expected)
 
 
 def number(name):
@@ -227,7 +188,7 @@ async def test_streams_of_folders_and_patterns_are_divided_and_continued(numbere
 
 @pytest.mark.parametrize('title', FOLDERS)
 def test_open_convert_and_the_description_agree(title, tmp_path):
-    folder = fill(tmp_path / 'folder', FOLDERS[title])
+    folder = fill(tmp_path / 'folder', FOLDERS[title][0])
     try:
         taken = describe(granular.Path(folder))['files']['taken']
     except GranularError as error:
@@ -463,7 +424,3 @@ def test_formats_are_named_where_names_do_not_tell(numbered):
     assert read(folder / 'other' / 'a.data', format='parquet') == [number('a.parquet')]
     with pytest.raises(InvalidArgumentError, match='format: expected one of parquet, '):
         granular.open(folder, format='csv')
-
-
-if __name__ == '__main__':
-    print(table())  # noqa: T201

@@ -26,7 +26,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What one rank saw in a case."""
+    """The elements that one rank saw in a case."""
 
     case: Case
     seen: Epochs = dataclasses.field(default_factory=list)

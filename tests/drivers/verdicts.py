@@ -1,4 +1,4 @@
-"""How each driver gets along with each kind of loader: what the tests show, and the table of docs/frameworks.md."""
+"""Verdicts of each driver with each kind of loader, as the tests show, and the table of docs/frameworks.md."""
 
 import collections
 import dataclasses

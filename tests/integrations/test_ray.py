@@ -546,7 +546,7 @@ def test_write_whose_parts_are_cleaned_meanwhile_fails(ray_, data, fakegcs):
 
     with FaultProxy(fakegcs.endpoint, clean_once) as proxy:
         target = granular.Path(f'{root / "ds"}', **{**fakegcs.options, 'endpoint_url': proxy.endpoint})
-        with pytest.raises(StoreError, match=r'/ds: .*spec.json was removed meanwhile, as by `granular clean`'):
+        with pytest.raises(StoreError, match=r'/ds: .*spec.json was removed during the write, as by `granular clean`'):
             ray_.write(data.range(30).map(lambda row: plain(row['id'])), target, PLAIN, shardlen=10)
     assert cleaned[0] > cleaned[1] == 0
     assert contents(root) == {}

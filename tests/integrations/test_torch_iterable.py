@@ -1,4 +1,4 @@
-"""Which part of a stream each process of torch reads, and where it continues."""
+"""The part of a stream that each process of torch reads, and the place where it continues."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""What pipelines read."""
+"""Datasets that pipelines read."""
 
 import pytest
 

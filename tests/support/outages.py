@@ -112,7 +112,7 @@ def named(proxies: Sequence[OutageProxy]) -> Iterator[None]:
 
 
 class Outcome(NamedTuple):
-    """What an operation left out or changed, and what it returned or stored twice."""
+    """Items that an operation left out or changed, and those that it returned or stored twice."""
 
     lost: int
     twice: int

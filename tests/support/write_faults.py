@@ -16,7 +16,7 @@ FAULTS: Final = {
     'nothing': 'page empty',
     'dropped': 'dropped',
 }
-"""What happens to a write request, by the names that the tests have for it."""
+"""Faults of a write request, by the names that the tests have for them."""
 
 _END: Final = re.compile(rb'\r\n--[0-9a-zA-Z=_-]+--\s*\Z')  # of a multipart/related body
 

@@ -135,6 +135,11 @@ class Bag:
         if proof is None:
             self.confirm()
 
+    def expect(self, identity: FileIdentity, length: int) -> None:
+        """Note the size, version and length of a bag that is not open."""
+        self.size, self.length = identity.size, length
+        self.target = self.target._replace(version=identity.version)
+
     def confirm(self) -> None:
         """Read without waiting where that is possible, as the bag is the one in the index."""
         self.proof = None

@@ -242,7 +242,7 @@ class BagOutput(AsyncResource):
                     raise CorruptBagError(f'{file.name}: expected {size} bytes after writing, got {written}')
                 if not is_at(file.fileno(), file.name):
                     raise StoreError(
-                        f'{file.name}: {size} bytes were written, but the file was removed or replaced meanwhile'
+                        f'{file.name}: {size} bytes were written, but the file was removed or replaced before its end'
                     )
                 file.close()
         with translated(f'{self.path}'):

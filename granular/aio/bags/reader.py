@@ -145,8 +145,10 @@ class BagReader(PinnedSource[bytes]):
 
 
 def reader_of_bag(bag: Bag, cache_index: bool, cache_data: bool, verify: bool) -> BagReader:
+    """Return a reader of a bag, open if the bag is."""
     reader = BagReader(bag.require_path(), cache_index, cache_data, verify=verify)
-    reader._bag, reader._state = bag.copy(), 'open'
+    if bag.opened:
+        reader._bag, reader._state = bag.copy(), 'open'
     return reader
 
 

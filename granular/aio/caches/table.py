@@ -47,7 +47,7 @@ _HEAD: Final = struct.Struct('<QQ')  # precedes each record: its length and its 
 _WAIT: Final = 1.0  # seconds that a writer waits for another one, whose process may be stopped
 _PAUSE: Final = 30.0  # seconds after that in which no writer waits
 _POLL: Final = 0.001
-_MEANWHILE: Final = 'the cache was closed meanwhile'
+_CLOSED: Final = 'the cache was closed during the call'
 
 
 class Address(NamedTuple):
@@ -151,7 +151,7 @@ class Table:
                 return None
             length, owner = _HEAD.unpack_from(self._data, slot - 1)
         except ValueError:
-            raise ClosedError(_MEANWHILE) from None
+            raise ClosedError(_CLOSED) from None
         except (struct.error, OverflowError):  # a damaged position, beyond the memory
             return None
         start = slot - 1 + _HEAD.size
@@ -161,7 +161,7 @@ class Table:
         try:
             return self._data[position.start : position.stop]
         except ValueError:
-            raise ClosedError(_MEANWHILE) from None
+            raise ClosedError(_CLOSED) from None
 
     def put(self, records: Sequence[tuple[int, bytes]]) -> None:
         """Store records that are not stored yet, while there is space and the table is open; blocks."""
@@ -257,7 +257,7 @@ class _WritersLock:
         self._locks: RangeLocks | None = None  # on a separate open file, because forked processes share the others
         self._threads = threading.RLock()  # the handler of a signal may come here again
         self._taken = False
-        self._paused = 0.0  # time until which nobody waits, by the monotonic clock
+        self._paused = 0.0  # time until which callers do not wait, by the monotonic clock
         self._ended = False  # by now, the descriptor may be that of another file
 
     @contextlib.contextmanager

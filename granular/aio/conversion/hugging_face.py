@@ -24,7 +24,7 @@ _ROWS: Final = 1000  # of a column that are looked at at a time
 
 
 class Features:
-    """What a conversion makes of the features of a dataset.
+    """Types and values that a conversion makes of the features of a dataset.
 
     Values are read from Arrow, as from Parquet files, whatever the format of the dataset. Images, sounds and videos
     are their files, unless an image is to have a mode: then it is an image of PIL. A file of an image that is not

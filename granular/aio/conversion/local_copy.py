@@ -391,9 +391,8 @@ class _Copying(FolderCopy):
         self.bytes += done.bytes
         self.unpacked = True
 
-    async def lock(self, dataset: PurePath, store: LocalStore) -> None:
-        if dataset.key != self._bottom.key:  # which is locked already
-            await super().lock(dataset, store)
+    def is_held(self, dataset: PurePath) -> bool:
+        return dataset.key == self._bottom.key  # which is locked for the whole copy
 
     def _claim(self, folder: PurePath, archive: str) -> None:
         if folder.key in self._owners:

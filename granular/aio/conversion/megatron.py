@@ -36,7 +36,7 @@ _LONGEST: Final = 2**31 - 1  # tokens of a sequence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Written:
-    """What was written: the name and format of the source, documents, the dtype of their tokens, and bytes."""
+    """Summary of a written file: name and format of the source, documents, the dtype of their tokens, and bytes."""
 
     source: str
     format: str

@@ -12,7 +12,7 @@ from granular._support.lazy import import_extra
 from granular.aio.conversion.record_source import Reading, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.writer import DatasetWriter
-from granular.aio.paths.claims import Claim
+from granular.aio.paths.guard import FolderGuard
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.execution.failures import portable, remote
@@ -56,17 +56,17 @@ class RayShards:
         ranges: Mapping[int, tuple[int, int]],
         parallel: int | None,
         count: Count | None,
-        claim: Claim | None = None,
+        guard: FolderGuard | None = None,
     ) -> None:
         """Write shards. Raise the error of the first one that fails, once the other tasks are cancelled.
 
         ``ranges`` has the first record and the one after the last of each shard; shard 0 comes last. At most
         ``parallel`` are written at a time; None for as many as the cluster has room for. No shard is published without
-        the claim on the folder in a bucket.
+        the right to the folder.
         """
         if not ranges:
             return
-        self.job.claim = claim
+        self.job.guard = guard
         job, task = await offload_whole(self._start)
 
         async def write_shard(number: int) -> None:
@@ -133,7 +133,7 @@ class _Job:
         self._source = source
         self._reading = reading
         self._expected = expected
-        self.claim: Claim | None = None
+        self.guard: FolderGuard | None = None
 
     async def open(self) -> RecordSource:
         """Open the source in a worker, and check that it is the one of the driver."""
@@ -164,8 +164,8 @@ class _Job:
             if not self.writer.directory.store.local and await self._is_finished(number, expected):
                 await writer.abort()
                 return expected, expected, 0
-            if self.claim is not None:
-                await self.claim.check_owner()
+            if self.guard is not None:
+                await self.guard.check_owner()
         return expected, 0, writer.size
 
     async def _is_finished(self, number: int, expected: int) -> bool:

@@ -178,7 +178,7 @@ def _take(iterator: Iterator[Any], count: int) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
-    """How the files of a source are read: their format and split, and the columns in the names of folders."""
+    """Options for the files of a source: their format and split, and the columns in the names of folders."""
 
     format: Format | None = None
     split: str | None = None

@@ -9,7 +9,7 @@ from granular.formats.arrow_values import has_null
 
 
 class Column(NamedTuple):
-    """What a schema tells of a field."""
+    """Type of a field in a schema."""
 
     kind: str  # its type if no value is missing; empty if the values decide
     nullable: bool  # True if a value may be None

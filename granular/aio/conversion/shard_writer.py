@@ -76,6 +76,13 @@ class ShardWriter:
         """The keys of which each record is decoded as a check."""
         return [check.key for check in self._checks if check.fn is not raw]
 
+    @property
+    def is_sharded(self) -> bool:
+        return self.shardlen is not None
+
+    def shard_of(self, record: int) -> int:
+        return 0 if self.shardlen is None else record // self.shardlen
+
     def folder(self, number: int) -> Path:
         return self.directory if self.shardlen is None else self.directory / shard_name(number)
 
@@ -96,7 +103,7 @@ class ShardWriter:
         await ensure_open(writer)
         if len(writer):
             await writer.abort()
-            raise AlreadyExistsError(f'{writer.directory}: another writer has finished it meanwhile')
+            raise AlreadyExistsError(f'{writer.directory}: another writer has finished it first')
         return writer
 
     async def start(self, source: Source, number: int, start: int, stop: int, tell: Tell) -> DatasetWriter:

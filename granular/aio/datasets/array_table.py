@@ -1,4 +1,4 @@
-"""Where the arrays of a key are, and how long: by the limits of their records, and the head of the first one."""
+"""Positions and lengths of the arrays of a key, by the limits of their records and the head of the first one."""
 
 import math
 from collections.abc import Sequence

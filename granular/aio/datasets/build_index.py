@@ -10,8 +10,8 @@ import numpy as np
 
 from granular._support.other_names import answering
 from granular.aio.bags.bag import Bag
+from granular.aio.bags.identity import to_nanoseconds
 from granular.aio.datasets.columns import Columns
-from granular.aio.datasets.comparison import to_nanoseconds
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.index import index_path
 from granular.aio.datasets.references import References

@@ -9,7 +9,7 @@ read in the versions that were found.
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,7 +30,6 @@ from granular.aio.stores.local.files import version_of
 from granular.errors import AccessDeniedError, CorruptError, NotFoundError, ObjectChangedError, UnsupportedError
 from granular.formats.layout import LIMIT, check_limits, parse_spec, shard_name, shard_numbers
 
-_SECOND: Final = 10**9  # nanoseconds: Last-Modified has whole seconds, where a listing may have more
 LISTED: Final = 2000  # objects of a dataset in a bucket up to which opening lists all of them, 1,000 per request
 
 Pins = Sequence[str | None]
@@ -52,16 +51,11 @@ class Compared(NamedTuple):
     moved: Mapping[int, Pins | None]
 
 
-class _File(NamedTuple):
-    """What a disk or a listing tells of a file; ``is_indexed`` is True if it is the one in the index."""
+_Files = Sequence[FileIdentity]
+"""A bag, and its table if that is a file of its own."""
 
-    size: int
-    is_indexed: bool
-    version: str | None = None
-
-
-_Look = Callable[[int, int], Sequence[_File]]
-"""Returns the bag, and its table in a file of its own, of a shard and the number of a bag."""
+_Look = Callable[[int, str], _Files]
+"""Returns the files of a shard and the key of a bag; raises ``FileNotFoundError`` if one of them is missing."""
 
 
 async def compare(index: DatasetIndex, directory: Path) -> Compared:
@@ -87,44 +81,40 @@ async def compare(index: DatasetIndex, directory: Path) -> Compared:
 
 
 def _compare_files(index: DatasetIndex, key: str, count: int) -> tuple[Ints, Mapping[int, Pins | None]]:
-    def look(shard: int, number: int) -> tuple[_File, ...]:
-        stem = os.path.join(key, shard_name(shard), index.keys[number])
-        info = os.stat(f'{stem}.bag')
-        version = version_of(info)
-        bag = _File(info.st_size, index.pin(shard, number) == version, version)
+    def look(shard: int, bag: str) -> _Files:
+        stem = os.path.join(key, shard_name(shard), bag)
+        files = [os.stat(f'{stem}.bag')]
         if not index.has_tables:
-            return (bag,)
-        info = os.stat(f'{stem}.idx')
-        return bag, _File(info.st_size // LIMIT * LIMIT, index.times(shard, number)[1] == info.st_ctime_ns)
+            return [FileIdentity(files[0].st_size, version_of(files[0]), '', files[0].st_ctime_ns)]
+        files.append(os.stat(f'{stem}.idx'))
+        return [
+            FileIdentity(files[0].st_size, version_of(files[0]), '', files[0].st_ctime_ns),
+            FileIdentity(files[1].st_size // LIMIT * LIMIT, None, '', files[1].st_ctime_ns),
+        ]
 
     return _sort(index, min(len(index), count), look)
 
 
 async def _compare_listing(index: DatasetIndex, directory: Path) -> Compared:
-    files, names = dict[str, Stat](), set()
+    files, names = dict[str, FileIdentity](), set()
     async for entry in directory.store.scan_tree(directory.key):
         if not entry.is_dir:
             name = relative_name(directory, entry.key)
-            files[name] = Stat(entry.size, entry.modified, entry.version)
+            files[name] = FileIdentity.of(entry)
             names.add(name.partition('/')[0])
 
-    def look(shard: int, number: int) -> tuple[_File, ...]:
-        stem = f'{shard_name(shard)}/{index.keys[number]}'
-        return tuple(_listed(index, shard, number, files, stem))
+    def look(shard: int, bag: str) -> _Files:
+        return _files_of(index, files, f'{shard_name(shard)}/{bag}')
 
     return Compared(shard_numbers(names), *_sort(index, len(index), look))
 
 
-def _listed(index: DatasetIndex, shard: int, number: int, files: Mapping[str, Stat], stem: str) -> Iterable[_File]:
-    """Yield what a listing tells of a bag and its table; raise ``FileNotFoundError`` if one of them is missing."""
-    pins = index.pin(shard, number), None
-    for ending, time, pin in zip(('bag', 'idx'), index.times(shard, number), pins, strict=True):
-        if (file := files.get(f'{stem}.{ending}')) is None:
-            raise FileNotFoundError
-        is_indexed = to_nanoseconds(file.modified) == time and (None in (pin, file.version) or pin == file.version)
-        yield _File(file.size, is_indexed, file.version)
-        if not index.has_tables:
-            return
+def _files_of(index: DatasetIndex, files: Mapping[str, FileIdentity], stem: str) -> _Files:
+    """Return a bag and its table among listed files; raise ``FileNotFoundError`` if one of them is missing."""
+    found = [files.get(f'{stem}.{ending}') for ending in ('bag', 'idx')[: 1 + index.has_tables]]
+    if None in found:
+        raise FileNotFoundError
+    return [file for file in found if file is not None]
 
 
 def _sort(index: DatasetIndex, count: int, look: _Look) -> tuple[Ints, Mapping[int, Pins | None]]:
@@ -132,19 +122,28 @@ def _sort(index: DatasetIndex, count: int, look: _Look) -> tuple[Ints, Mapping[i
     replaced: list[int] = []
     moved: dict[int, Pins | None] = {}
     for shard in range(count):
+        own = index.files(shard)
         try:
-            found = [look(shard, number) for number in range(len(index.keys))]
+            found = [look(shard, bag) for bag in index.keys]
         except OSError:
             replaced.append(shard)
             continue
-        sizes = [index.file_sizes(shard, number) for number in range(len(index.keys))]
-        if _differ(found, sizes):
+        if _differ(own, found):
             replaced.append(shard)
-        elif not all(file.is_indexed for files in found for file in files):
+        elif not _are_unchanged(own, found):
             versions = [files[0].version for files in found]
-            known = all(version for version, own in zip(versions, sizes, strict=True) if own[0])
+            known = all(version for version, files in zip(versions, own, strict=True) if files[0].size)
             moved[shard] = versions if known else None
     return np.array(replaced, np.int64), moved
+
+
+def _differ(own: Sequence[_Files], found: Sequence[_Files]) -> bool:
+    """Return whether a bag, or its table, has another size than in the index."""
+    return [[file.size for file in files] for files in own] != [[file.size for file in files] for files in found]
+
+
+def _are_unchanged(own: Sequence[_Files], found: Sequence[_Files]) -> bool:
+    return all(one.is_unchanged(now) for files in zip(own, found, strict=True) for one, now in zip(*files, strict=True))
 
 
 async def is_shard_unchanged(index: DatasetIndex, directory: Path, shard: int) -> bool:
@@ -155,12 +154,8 @@ async def is_shard_unchanged(index: DatasetIndex, directory: Path, shard: int) -
     requested. So this compares the time of the last change, too.
     """
     file = directory / shard_name(shard) / f'{index.keys[0]}.bag'
-    if (stat := await file.store.find(file.key)) is None or stat.size != index.file_sizes(shard, 0)[0]:
-        return False
-    if (pin := index.pin(shard, 0)) and stat.version and stat.version != pin:
-        return False
-    time, own = index.times(shard, 0)[0], to_nanoseconds(stat.modified)
-    return not time or not own or time // _SECOND == own // _SECOND
+    stat = await file.store.find(file.key)
+    return stat is not None and index.files(shard)[0][0].is_same(FileIdentity.of(stat))
 
 
 async def find_moved(index: DatasetIndex, directory: Path, shard: int, seen: Pins | None = None) -> Pins | None:
@@ -170,25 +165,22 @@ async def find_moved(index: DatasetIndex, directory: Path, shard: int, seen: Pin
     Raise ``ObjectChangedError`` if the bags do not have the versions that were ``seen`` when the dataset was opened.
     """
     folder = directory / shard_name(shard)
-    files = await _find_files(index, folder)
-    found = []
+    files, own = await _find_files(index, folder), index.files(shard)
     try:
-        for number, key in enumerate(index.keys):
-            found.append([*_listed(index, shard, number, files, key)])
+        found = [_files_of(index, files, key) for key in index.keys]
     except FileNotFoundError:
         return None
-    sizes = [index.file_sizes(shard, number) for number in range(len(index.keys))]
-    if _differ(found, sizes):
+    if _differ(own, found):
         return None
-    if 'spec.json' not in files or any(_is_unknown(file) for own in found for file in own):
+    if 'spec.json' not in files or any(file.size and not file.is_proof for bag in found for file in bag):
         return None
-    pins = [own[0].version for own in found]
+    pins = [bag[0].version for bag in found]
     for key, before, now in zip(index.keys, seen or pins, pins, strict=True):
         if before is not None and before != now:
             raise changed(f'{folder / key}.bag', before, now)
-    if not directory.store.local and all(file.is_indexed for own in found for file in own):
-        return [index.pin(shard, number) for number in range(len(index.keys))]
-    known = [not index.has_tables and pin == index.pin(shard, number) for number, pin in enumerate(pins)]
+    if not directory.store.local and _are_unchanged(own, found):
+        return [bag[0].version for bag in own]
+    known = [not index.has_tables and pin == bag[0].version for pin, bag in zip(pins, own, strict=True)]
     unproven = [number for number, is_known in enumerate(known) if not is_known]
     try:
         same = await gather(
@@ -202,38 +194,31 @@ async def find_moved(index: DatasetIndex, directory: Path, shard: int, seen: Pin
     return pins if all(same) else None
 
 
-def _differ(files: Sequence[Sequence[_File]], sizes: Sequence[Sequence[int]]) -> bool:
-    return [[file.size for file in own] for own in files] != [[*own] for own in sizes]
-
-
-def _is_unknown(file: _File) -> bool:
-    return file.size > 0 and not FileIdentity(file.size, file.version).is_proof
-
-
-async def _find_files(index: DatasetIndex, folder: Path) -> dict[str, Stat]:
+async def _find_files(index: DatasetIndex, folder: Path) -> dict[str, FileIdentity]:
     """Return the files of a shard, as one listing has them, or else as each of them is."""
-    store, files = folder.store, dict[str, Stat]()
+    store, files = folder.store, dict[str, FileIdentity]()
     with contextlib.suppress(AccessDeniedError, UnsupportedError, NotFoundError):
         async for entry in store.scan(folder.key):
             if not entry.is_dir:
-                files[entry.name] = Stat(entry.size, entry.modified, entry.version)
+                files[entry.name] = FileIdentity.of(entry)
         if all(file.version for file in files.values() if file.size):
             return files
     names = ['spec.json', *(f'{key}.{end}' for key in index.keys for end in ('bag', 'idx')[: 1 + index.has_tables])]
     with contextlib.suppress(AccessDeniedError):
         stats = await gather([store.find((folder / name).key) for name in names])
-        return {name: stat for name, stat in zip(names, stats, strict=True) if stat is not None}
+        return {name: FileIdentity.of(stat) for name, stat in zip(names, stats, strict=True) if stat is not None}
     return {}
 
 
-async def _has_same_spec(index: DatasetIndex, folder: Path, file: Stat, is_proven: bool) -> bool:
+async def _has_same_spec(index: DatasetIndex, folder: Path, file: FileIdentity, is_proven: bool) -> bool:
     """Return whether a shard has the spec of the index, and was not replaced since its files were listed."""
     path, store = folder / 'spec.json', folder.store
     if is_proven and store.versions_repeat and not store.local and (file.size, file.version) in index.known_specs:
         return True
     reply = await store.read(path.key, version=file.version)
     written = http_date(reply.modified)
-    if not store.local and written is not None and int(file.modified or 0) not in (0, int(written.timestamp())):
+    now = Stat(reply.size, None if written is None else written.timestamp(), reply.version)
+    if not store.local and not file.is_same(FileIdentity.of(now)):
         return False  # S3 gives the same spec, written again, the same version
     if reply.data not in index.known_specs and parse_spec(reply.data, f'{path}') != index.directory.spec:
         return False
@@ -241,7 +226,7 @@ async def _has_same_spec(index: DatasetIndex, folder: Path, file: Stat, is_prove
     return True
 
 
-async def _has_same_tables(index: DatasetIndex, folder: Path, shard: int, bags: Mapping[int, Sequence[_File]]) -> bool:
+async def _has_same_tables(index: DatasetIndex, folder: Path, shard: int, bags: Mapping[int, _Files]) -> bool:
     """Return whether bags, by number, are divided into datapoints as the index has it."""
     states = {number: index.bag(shard, index.keys[number]) for number in bags}
     requests: dict[int, Request] = {}
@@ -271,8 +256,3 @@ async def _has_same_tables(index: DatasetIndex, folder: Path, shard: int, bags: 
 def _limits_of(table: bytes, records: int) -> Ints:
     """Return a zero and the limits of so many records, at the end of a table."""
     return np.concatenate([np.zeros(1, np.int64), np.frombuffer(table, '<i8')[len(table) // LIMIT - records :]])
-
-
-def to_nanoseconds(seconds: float | None) -> int:
-    """Return the time of a listing in nanoseconds; 0 if it has none."""
-    return 0 if seconds is None else int(seconds * 1e9)

@@ -99,6 +99,18 @@ class Dataset:
             bag.open_indexed(state if pins is None else state._replace(pin=pins[number]), proof)
         self.columns.complete(index.references(shard))
 
+    def expect(self, like: Columns, bags: Mapping[str, FileIdentity], length: int) -> None:
+        """Note the lengths and sizes of a dataset that is not open, whose spec is that of another one: reading it fails
+        until ``open`` was called.
+        """
+        split = like.refs is None
+        own = {key: self._bag(key, False, split, None) for key in like.spec}
+        refs = None if split else self._bag('refs', False, False, None)
+        self.columns = Columns(self.name, like.spec, [choice.field for choice in like.choices], own, refs)
+        for key, bag in self.columns.all_bags.items():
+            bag.expect(bags[f'{key}.bag'], length if split or key == 'refs' else 0)
+        self.columns.complete()
+
     def confirm(self) -> None:
         """Read without waiting where that is possible, as the files are those in the index."""
         for bag in self.columns.all_bags.values():
@@ -264,6 +276,14 @@ class Dataset:
 
     def files(self) -> dict[str, FileIdentity]:
         return {file: bag.identity() for file, bag in self.bags_by_file().items()}
+
+    def opened_files(self) -> list[tuple[Path, FileIdentity]]:
+        """Return the spec and the files of all bags, as they were read."""
+        spec = self._opened_spec
+        own = (
+            [] if spec is None else [(self.directory / 'spec.json', FileIdentity(spec.first.size, spec.first.version))]
+        )
+        return own + [file for bag in self.columns.all_bags.values() for file in bag.files]
 
     def bags_by_file(self, folder: str = '') -> dict[str, Bag]:
         return {f'{folder}{key}.bag': bag for key, bag in self.columns.all_bags.items()}

@@ -268,19 +268,21 @@ class DatasetIndex(PackedTables):
         """Return the version of the object with the records of a bag; None if it is empty."""
         return self.directory.pins[shard * len(self._bags) + number] or None
 
-    def file_sizes(self, shard: int, number: int) -> tuple[int, ...]:
-        """Return the bytes of a bag, and of its table if that is a file of its own."""
-        row = self.directory.rows[shard, number]
-        return (int(row['datasize']), int(row['records']) * LIMIT) if self.has_tables else (int(row['size']),)
+    def files(self, shard: int) -> list[tuple[FileIdentity, ...]]:
+        """Return the identity of each bag of a shard, and of its table behind it if that is a file of its own."""
+        first = shard * len(self.keys)
+        out: list[tuple[FileIdentity, ...]] = []
+        pins = self.directory.pins[first : first + len(self.keys)]
+        for row, pin in zip(self.directory.rows[shard].tolist(), pins, strict=True):
+            records, _, size, datasize, modified, table_modified, _ = row
+            bag = FileIdentity(datasize if self.has_tables else size, pin or None, '', modified)
+            table = FileIdentity(records * LIMIT, None, '', table_modified)
+            out.append((bag, table) if self.has_tables else (bag,))
+        return out
 
     def bag_sizes(self, shard: int) -> list[int]:
         """Return the bytes of each bag, without a table that is a file of its own."""
-        return [self.file_sizes(shard, number)[0] for number in range(len(self.keys))]
-
-    def times(self, shard: int, number: int) -> tuple[int, int]:
-        """Return the times of the last change of a bag and its table, in nanoseconds; 0 if unknown."""
-        row = self.directory.rows[shard, number]
-        return int(row['modified']), int(row['table_modified'])
+        return [bag[0].size for bag in self.files(shard)]
 
     async def has_limits(self, shard: int, limits: Mapping[int, Ints]) -> bool:
         """Return whether bags of a shard, by number, have these limits."""

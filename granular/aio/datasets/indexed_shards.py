@@ -96,6 +96,10 @@ class IndexedShards:
             self._made[position] = dataset
         return dataset
 
+    def missing(self, positions: Iterable[int]) -> list[int]:
+        """Return no shard: the index replaces the opening."""
+        return []
+
     def columns(self, positions: Iterable[int]) -> list[Columns]:
         """Return the columns of some shards."""
         return [self[i].columns for i in positions]

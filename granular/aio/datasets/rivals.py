@@ -31,5 +31,5 @@ async def find_rival(folder: Path, entries: Sequence[Entry]) -> str:
     if claim := next((entry.name for entry in entries if is_claim(entry.name)), ''):
         return f'another writer is writing it, or was killed: if it is not running, remove {claim}'
     if shards := await filled(folder, shards_of(entries)):
-        return f'another writer has begun {len(shards)} of its shards meanwhile'
+        return f'another writer has begun {len(shards)} of its shards'
     return await find_dataset_above(folder)

@@ -1,81 +1,27 @@
 """Open the shards of a dataset: by its index, by the state of another reader, or each by its own tables."""
 
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._support.indexing import Ints
 from granular._support.text import counted, logger
-from granular.aio.bags.identity import FileIdentity
-from granular.aio.bags.index_cache import FolderState, Snapshot
+from granular.aio.bags.index_cache import FolderState, Snapshot, cache_file_of
 from granular.aio.datasets.appending import finished_shards
-from granular.aio.datasets.columns import Columns, Datasets, Mask
 from granular.aio.datasets.comparison import Pins, compare
 from granular.aio.datasets.consistency import open_as_one
-from granular.aio.datasets.dataset import Dataset, OpenOptions, all_or_none, join_tables
+from granular.aio.datasets.dataset import Dataset, OpenOptions, join_tables
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
+from granular.aio.datasets.listed_shards import ListedShards, SharedShards
+from granular.aio.datasets.listing import Listing, are_opened_at_once
 from granular.aio.datasets.shards import check_complete, filled, listed_shards, shards_in
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
-from granular.aio.runtime.tasks import for_each, gather
+from granular.aio.runtime.tasks import gather
 from granular.errors import AccessDeniedError, CorruptDatasetError, NotFoundError
 from granular.formats.layout import shard_name
-
-T = TypeVar('T')
-
-# Shards that are opened at a time: requests enough for a distant store. The garbage collector would traverse the
-# objects of more again and again, which took half of the time.
-_TOGETHER: Final = 128
-
-
-class ListedShards(tuple[Dataset, ...]):
-    """Shards that were opened each by its own tables, with the methods of ``IndexedShards``."""
-
-    _datasets: Datasets | None = None
-
-    def copy(self) -> 'ListedShards':
-        return ListedShards(dataset.copy() for dataset in self)
-
-    def close(self) -> None:
-        for dataset in self:
-            dataset.columns.close()
-        self._datasets = None
-
-    def datasets(self, positions: Ints) -> Datasets:
-        if (datasets := self._datasets) is None:
-            datasets = self._datasets = Datasets.of([dataset.columns for dataset in self])
-        return datasets
-
-    def lengths(self) -> Ints:
-        return np.array([dataset.columns.length for dataset in self], np.int64)
-
-    def size(self, mask: Mask = None) -> int:
-        return sum(dataset.columns.size_of(mask) for dataset in self)
-
-    def files(self) -> dict[str, FileIdentity]:
-        return {
-            f'{dataset.directory.name}/{file}': identity
-            for dataset in self
-            for file, identity in dataset.files().items()
-        }
-
-    def states(self) -> dict[str, FolderState] | None:
-        return all_or_none({dataset.directory.name: dataset.state() for dataset in self})
-
-    def warn_of_lengths(self) -> None:
-        for dataset in self:
-            dataset.warn_of_lengths()
-
-    async def read(self, positions: Ints, reading: Coroutine[Any, Any, T]) -> T:
-        return await reading
-
-    async def replace(self, positions: Sequence[int], columns: Sequence[Columns] = ()) -> bool:
-        """Return False: the replacement of a shard is an error."""
-        return False
-
 
 Shards = IndexedShards | ListedShards
 
@@ -91,6 +37,10 @@ class SharedIndex(NamedTuple):
     moved: bool
 
 
+Shared = SharedIndex | SharedShards | Snapshot
+"""The state that an open reader shares with its copies in worker processes."""
+
+
 class ShardOpener:
     """Opens the shards that a reader reads: a series, given by its first one and the distance between two of them."""
 
@@ -99,39 +49,42 @@ class ShardOpener:
         self._name = f'{directory}'
         self._options = options
         self._series, self._use_index = series, use_index
-        self._shared: SharedIndex | Snapshot | None = None
+        self._shared: Shared | None = None
         self._expected_count: int | None = None
         self.numbers: list[int] = []  # of all shards
         self._count: int | None = None  # shards to open, if not all
         self._empty: set[int] = set()  # empty folders
         self._snapshot: Snapshot | None = None
-        self._shards: Shards = ListedShards()
+        self.none: Shards = ListedShards(self._create)  # of a reader that is not open
+        self._shards: Shards = self.none
 
-    async def open(self, shared: SharedIndex | Snapshot | None = None, count: int | None = None) -> Shards:
+    async def open(self, shared: Shared | None = None, count: int | None = None) -> Shards:
         """Open the shards: for the copy of a reader, with the state that it shares, and as many as there were then."""
         self._shared, self._expected_count = shared, count
         await self._directory.store.ready()
         await open_as_one(self._name, self._open_once, self._check_unchanged)
         if self._count is not None and self._expected_count is None:
             await self._warn_of_unread(self._count)
-        shards, self._shards = self._shards, ListedShards()
-        join_tables(shards.own.values() if isinstance(shards, IndexedShards) else shards)
+        shards, self._shards = self._shards, self.none
+        if isinstance(shards, IndexedShards):
+            join_tables(shards.own.values())
         shards.warn_of_lengths()
-        states = shards.states() if isinstance(shards, ListedShards) and self._snapshot is None else None
+        states = None
+        if isinstance(shards, ListedShards) and self._snapshot is None and shared is None:
+            states = shards.states()
         if states is not None and (snapshot := await Snapshot.save(self._snapshot_name, states)) is not None:
             for dataset in shards:
                 dataset.keep(snapshot)
         return shards
 
-    def state_of(self, shards: Shards) -> SharedIndex | Snapshot | None:
+    def state_of(self, shards: Shards) -> Shared | None:
         """Return the state of open shards for copies of the reader in worker processes; None unless it is complete."""
         if isinstance(shards, IndexedShards):
             own = shards.states()
             if own is None:
                 return None
             return SharedIndex(shards.index, self.numbers, own, shards.unchecked, shards.pins, shards.moved)
-        states = shards.states()
-        return None if states is None else shards[0].columns.snapshot or Snapshot('', states)
+        return shards.shared(self.numbers)
 
     async def _warn_of_unread(self, count: int) -> None:
         """Log that only the first ``count`` shards are read, and why."""
@@ -160,7 +113,10 @@ class ShardOpener:
             await self._open_shards()
 
     async def _open_shards(self) -> None:
-        self._shards, self.numbers = ListedShards(), []
+        self._shards, self.numbers = self.none, []
+        if isinstance(self._shared, SharedShards):
+            await self._open_shared(self._shared)
+            return
         snapshot = self._shared if isinstance(self._shared, Snapshot) else None
         if self._shared is None and self._options.cache_index:
             snapshot = await Snapshot.load(self._snapshot_name)
@@ -215,11 +171,30 @@ class ShardOpener:
 
     async def _open_by_tables(self, names: list[str], snapshot: Snapshot | None) -> None:
         self._snapshot = snapshot
-        shards = self._shards = ListedShards([self._create(name) for name in names])
-        await for_each(shards, lambda dataset: dataset.open(snapshot), _TOGETHER)
-        first = shards[0].columns
-        for dataset in shards:
-            dataset.columns.check_spec(first.spec, first.layout, first.name)
+        shards = self._shards = ListedShards(self._create, names, snapshot)
+        if not are_opened_at_once(names) and self._is_lazy(snapshot):
+            first = (await shards.open([0]))[0]
+            if snapshot is None:
+                shards.listing = await Listing.of(self._directory, first, names)
+            else:
+                shards.listing = Listing.of_states(first, snapshot.folders)
+        known = set() if shards.listing is None else shards.listing.lengths.keys()
+        await shards.open([i for i, name in enumerate(names) if name not in known])
+
+    def _is_lazy(self, snapshot: Snapshot | None) -> bool:
+        """Return whether shards may be opened when they are first read: no data is kept in memory, and their tables are
+        in an index cache, or are not to be.
+        """
+        options = self._options
+        is_cached = options.cache_index and cache_file_of(self._directory) is not None
+        return not (options.cache_keys or options.verify) and (snapshot is not None or not is_cached)
+
+    async def _open_shared(self, shared: SharedShards) -> None:
+        """Open the shards that another reader had opened, without a request, as that reader found them."""
+        self.numbers = shared.numbers
+        shards = self._shards = ListedShards(self._create, [shard_name(i) for i in self._choose(self.numbers)])
+        shards.listing = shared.listing
+        await shards.open(shared.states, shared.states)
 
     @property
     def _snapshot_name(self) -> Path:
@@ -231,8 +206,8 @@ class ShardOpener:
         """Check that the listed shards still exist and that there are no others."""
         if isinstance(self._shards, IndexedShards):
             await self._shards.check_unchanged()
-        elif self._snapshot is None and self.numbers:
-            await gather([self._check_numbers(), for_each(self._shards, Dataset.check_unchanged, _TOGETHER)])
+        elif self._snapshot is None and self.numbers and not isinstance(self._shared, SharedShards):
+            await gather([self._check_numbers(), self._shards.check_unchanged()])
 
     async def _check_numbers(self) -> None:
         now = await self._list()

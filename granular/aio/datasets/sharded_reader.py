@@ -11,13 +11,13 @@ from granular._support.indexing import Ints, index_of
 from granular._support.typing import Datapoint_co
 from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity
-from granular.aio.bags.index_cache import Snapshot
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.columns import Choice, Columns, Mask, Picks, read_columns
-from granular.aio.datasets.dataset import OpenOptions
+from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.indexed_shards import IndexedShards
+from granular.aio.datasets.listed_shards import ListedShards
 from granular.aio.datasets.reader import DatapointReader, DatasetReader, Located, columns_of, reader_of
-from granular.aio.datasets.shard_opener import ListedShards, ShardOpener, Shards, SharedIndex
+from granular.aio.datasets.shard_opener import ShardOpener, Shards, Shared
 from granular.aio.datasets.shards import check_series
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
@@ -33,7 +33,9 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
     """Random access to the datapoints of all shards, or of every ``shardstep``-th shard from ``shardstart`` on.
 
     With an index (``build_index``), opening takes a handful of requests, and memory 2 to 3 bytes per record and key.
-    Without one, opening lists the folder and then opens all shards at once; memory is that of ``DatasetReader``.
+    Without one, opening lists the folder. Of more than 32 shards, it then opens those whose number of datapoints no
+    listing tells; the others are opened when they are first read, all that a batch needs together, and must be those
+    that were listed. Memory of the shards that are open is that of ``DatasetReader``.
 
     Args:
       directory: the folder of the shards.
@@ -69,7 +71,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         self._options = OpenOptions.of(decoders, cache_index, cache_keys, verify)
         self._choice = {'shardstart': series[0], 'shardstep': series[1], 'index': index}
         self._opener = ShardOpener(self.directory, self._options, series, index)
-        self._shards: Shards = ListedShards()
+        self._shards: Shards = self._opener.none
         self._count: int | None = None  # the number of shards, pickled with the reader
         self._starts = self._stops = np.zeros(0, np.int64)
 
@@ -80,7 +82,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         count = len(self._opener.numbers) if self._state == 'open' else self._count
         return {**super()._pickled(), '_count': count}
 
-    def _index_state(self) -> SharedIndex | Snapshot | None:
+    def _index_state(self) -> Shared | None:
         return self._opener.state_of(self._shards)
 
     def _opened_files(self) -> Identity:
@@ -90,13 +92,28 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         self._shards = await self._opener.open(self._shared, self._count)
         if isinstance(self._shards, IndexedShards) and self._expected is not None:
             await self._shards.open_like(self._expected)
-        own = self._shards.own.values() if isinstance(self._shards, IndexedShards) else self._shards
-        bags = {file: bag for shard in own for file, bag in shard.bags_by_file(f'{shard.directory.name}/').items()}
-        await read_digests(bags, self._expected)
+        await self._read_digests(self._shards.own.values())
         await offload(self._check_files)
         lengths = self._shards.lengths()
         self._stops = np.cumsum(lengths)
         self._starts = self._stops - lengths
+
+    async def _read_digests(self, datasets: Iterable[Dataset]) -> None:
+        bags = {file: bag for own in datasets for file, bag in own.bags_by_file(f'{own.directory.name}/').items()}
+        await read_digests(bags, self._expected)
+
+    async def _open_missing(self, positions: Sequence[int]) -> None:
+        """Open shards that were listed alone so far, together."""
+        shards = self._shards
+        if not isinstance(shards, ListedShards):
+            return
+        opened = await shards.open(positions)
+        if self._expected is not None:
+            await self._read_digests(opened.values())
+            files = {
+                f'{own.directory.name}/{file}': told for own in opened.values() for file, told in own.files().items()
+            }
+            self._check_files(Identity.of([self.directory.store], files), partly=True)
 
     async def _close(self) -> None:
         self._shards.close()
@@ -113,14 +130,13 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
 
     async def _identify(self) -> None:
         await compare_shards(self)
-        own = self._shards.own.values() if isinstance(self._shards, IndexedShards) else self._shards
-        await gather([dataset.identify() for dataset in own])
+        await gather([dataset.identify() for dataset in self._shards.own.values()])
 
     def identity(self) -> list[Any]:
         return [reader.identity() for reader in self.readers]
 
     def user_functions(self) -> tuple[Any, ...]:
-        return tuple(fn for reader in self.readers for fn in reader.user_functions())
+        return tuple(choice.field.fn for choice in self._first.choices)
 
     @property
     def shards(self) -> int:
@@ -133,11 +149,20 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         """Readers of the shards."""
         self._check_open()
         if isinstance(shards := self._shards, ListedShards):
-            return [reader_of(dataset, self._options) for dataset in shards]
+            missing = np.array([i not in shards.own for i in range(len(shards))])
+            return [
+                reader_of(dataset, self._options, functools.partial(self._opened, i) if is_missing else None)
+                for i, (dataset, is_missing) in enumerate(zip(shards, missing.tolist(), strict=True))
+            ]
         return [
             reader_of(shards[i], self._options, functools.partial(shards.compared, i) if unchecked else None)
             for i, unchecked in enumerate(shards.unchecked.tolist())
         ]
+
+    async def _opened(self, position: int) -> Dataset:
+        """Return a shard once it is open."""
+        await self._open_missing([position])
+        return self._shards[position]
 
     def __len__(self) -> int:
         self._check_open()
@@ -178,12 +203,16 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         numbers, counts, indices, order = self._divided(positions)
         shards = self._shards
         is_unchecked = isinstance(shards, IndexedShards) and shards.unchecked[numbers].any()
+        is_missing = bool(shards.missing(numbers.tolist()))
         columns = [shards[i].columns for i in numbers.tolist()]
-        return Located(columns, counts, indices, order, not is_unchecked)
+        return Located(columns, counts, indices, order, not (is_unchecked or is_missing))
 
     async def _read(self, positions: Ints, choices: Sequence[Choice]) -> tuple[list[list[Any]], Ints | None]:
         numbers, counts, positions, order = self._divided(positions)
         while True:
+            if missing := self._shards.missing(numbers.tolist()):
+                await self._open_missing(missing)
+                self._check_open()
             picks = Picks(self._shards.datasets(numbers), numbers, counts, positions)
             try:
                 return await self._shards.read(numbers, read_columns(picks, choices)), order
@@ -210,13 +239,23 @@ def indexed_shards_of(reader: AnyReader) -> IndexedShards | None:
     return shards if isinstance(shards, IndexedShards) else None
 
 
+async def open_listed(reader: AnyReader) -> None:
+    """Open all shards that were listed alone so far, so that their columns are complete."""
+    if isinstance(reader, ShardedDatasetReader):
+        await reader._open_missing(reader._shards.missing(range(len(reader._shards))))
+
+
 async def compare_shards(reader: AnyReader, positions: Iterable[int] | None = None) -> bool:
-    """Open shards that are not those in the index by their own tables, before their columns are read directly; return
-    whether there were any. The positions are those among the shards that are read; by default all.
+    """Open shards by their own tables that are not open yet, or not those in the index, before their columns are read
+    directly; return whether there were any. The positions are those among the shards that are read; by default all.
     """
-    if (indexed := indexed_shards_of(reader)) is None:
+    if not isinstance(reader, ShardedDatasetReader):
         return False
-    used = list(range(len(indexed)) if positions is None else positions)
+    used = list(range(len(reader._shards)) if positions is None else positions)
+    if not isinstance(indexed := reader._shards, IndexedShards):
+        missing = indexed.missing(used)
+        await reader._open_missing(missing)
+        return bool(missing)
     columns = indexed.columns(used)
     replaced = await indexed.find_replaced(used)
     if replaced:

@@ -15,7 +15,8 @@ from granular.aio.datasets.datapoint_writer import DatapointWriter
 from granular.aio.datasets.reader import DatasetReader, columns_of
 from granular.aio.datasets.shards import check_complete, check_series, filled, shards_of
 from granular.aio.datasets.writer import DatasetWriter, count_unflushed, is_unused, precede, remove_if_empty
-from granular.aio.paths.claims import Claim, is_claim
+from granular.aio.paths.claims import is_claim
+from granular.aio.paths.guard import FolderGuard, Right
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.immediate import to_loop
@@ -27,7 +28,6 @@ from granular.errors import (
     ClosedError,
     CorruptDatasetError,
     InvalidArgumentError,
-    NotFoundError,
     SpecError,
 )
 from granular.formats.checksums import SUFFIX
@@ -105,10 +105,8 @@ class ShardedDatasetWriter(DatapointWriter):
         self._failed = False
         self._readable = 0  # shards that were a finished dataset when the writer was opened
         self._appends = False  # True if readers may need to be told so
-        self._claim: Claim | None = None
         # On a disk, the lock on the next shard's folder excludes other writers before a shard is published.
-        if self.directory.store.conditional and not self.directory.store.local:
-            self._claim = Claim(self.directory, shardstart, shardstep, 'any' if resume == 'discard' else 'ended')
+        self._guard = FolderGuard(self.directory, Right.SERIES, shardstart, shardstep, resume == 'discard')
 
     def _loss(self) -> str:
         if not len(self):
@@ -118,19 +116,13 @@ class ShardedDatasetWriter(DatapointWriter):
 
     async def _open(self) -> None:
         await self.directory.mkdir(parents=True, exist_ok=True)
-        if self._claim is None:
-            try:
-                entries = [entry async for entry in self.directory.store.scan(self.directory.key)]
-            except NotFoundError:
-                entries = []  # some stores have no empty folders
-            await self._resume(entries)
-            return
-        entries = await self._claim.take()
-        alone = not self._claim.took_over and sum(is_claim(entry.name) for entry in entries) == 1
+        entries = await self._guard.enter_and_list()
+        claims = sum(is_claim(entry.name) for entry in entries)
+        alone = not self._guard.has_claim or (not self._guard.took_over and claims == 1)
         try:
             await self._resume(entries, alone)
         except BaseException:
-            async with self._releasing():
+            async with self._guard.leaving():
                 raise
 
     async def _resume(self, entries: Sequence[Entry], alone: bool = True) -> None:
@@ -243,7 +235,7 @@ class ShardedDatasetWriter(DatapointWriter):
         writer = await self._open_shard(folder)
         if not is_unused(writer):  # a shard in columns, to which it would append
             await writer.abort()
-            raise AlreadyExistsError(f'{folder}: another writer has written it meanwhile: open another one to continue')
+            raise AlreadyExistsError(f'{folder}: another writer has written it first: open another one to continue')
         self._next += self._step
         return writer
 
@@ -274,12 +266,11 @@ class ShardedDatasetWriter(DatapointWriter):
         if writer is None:
             return
         self._failed = True  # until the shard is published
-        if self._claim is not None:
-            try:
-                await self._claim.check()
-            except BaseException:
-                await writer.abort()
-                raise
+        try:
+            await self._guard.check()
+        except BaseException:
+            await writer.abort()
+            raise
         await writer.aclose()
         self._failed = False
         self._done = [self._done[0] + 1, self._done[1] + writer.size, self._done[2] + len(writer) - self._resumed]
@@ -309,15 +300,12 @@ class ShardedDatasetWriter(DatapointWriter):
     @contextlib.asynccontextmanager
     async def _ending(self) -> AsyncIterator[None]:
         """Remove the record of the append, if all shards are finished, and then the claim."""
-        async with self._releasing(), ending_with(self._unmark, 'removing the record of the append'):
+        async with self._guard.leaving(), ending_with(self._unmark, 'removing the record of the append'):
             yield
 
     async def _unmark(self) -> None:
         if self._appends:
             await unmark(self.directory)
-
-    def _releasing(self) -> contextlib.AbstractAsyncContextManager[None]:
-        return contextlib.nullcontext() if self._claim is None else self._claim.releasing()
 
 
 async def length_of_shard(folder: Path, spec: Mapping[str, str], layout: Layout) -> int | None:

@@ -1,15 +1,18 @@
 """Write datasets: every bag streams while it grows, and ``spec.json`` is published last."""
 
 import contextlib
+import enum
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from granular import formats
 from granular.aio.bags.output import BagOutput, withdraw
 from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
 from granular.aio.datasets.datapoint_writer import DatapointWriter
+from granular.aio.datasets.publishing import read_spec, unpublished
 from granular.aio.datasets.rivals import find_dataset_above, find_rival, folder_of_shards
-from granular.aio.paths.claims import Claim, is_claim
+from granular.aio.paths.claims import is_claim
+from granular.aio.paths.guard import FolderGuard, Right
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.paths.removal import explain, find_removal
@@ -31,6 +34,21 @@ from granular.errors import (
     StoreError,
 )
 from granular.formats.layout import LIMIT, SUFFIXES, Layout, dump_spec, pack_refs, parse_spec
+
+
+class _Found(enum.Enum):
+    """What was in the folder when the writer was opened."""
+
+    NOTHING = enum.auto()  # that stays: everything in the folder may be removed if the writer fails
+    REMAINS = enum.auto()  # local columns of a killed writer, which are continued
+    DATASET = enum.auto()  # local columns with a spec, which are appended to
+
+
+class _Anew(NamedTuple):
+    """The arguments of ``write_anew``."""
+
+    guarded: bool
+    has_copies: bool
 
 
 class DatasetWriter(DatapointWriter):
@@ -83,18 +101,19 @@ class DatasetWriter(DatapointWriter):
         self._lock: FolderLock | None = None
         self._owns_folder = False  # True if this writer, or the one that owns it, has created the folder
         self._shared_lock: FolderLock | None = None  # on the folder of shards, if it is one
-        self._fresh = True  # True if everything in the folder may be removed on failure
-        self._described = False  # True if the spec existed when the writer was opened
+        self._folder_had = _Found.NOTHING
         self._standing = False  # True if a spec may exist that needs the bags, so they are never removed
-        self._guarded = self._has_copies = self._anew = False  # see `write_anew`
+        self._anew: _Anew | None = None
         self._next_folder: Path | None = None  # see `precede`
-        self._failed = self._torn = False  # torn while only some of the columns may have been flushed
+        self._failed = False  # True while, or after, only some of the bags have a datapoint
+        self._torn = False  # True while, or after, only some of the columns were flushed
 
     def _loss(self) -> str:
         if self._length == self._found:
             return ''
         lost = count_unflushed(self)
-        hint = '' if self._described or lost == self._length else ' (the others need a writer that is closed, too)'
+        is_readable = self._folder_had is _Found.DATASET
+        hint = '' if is_readable or lost == self._length else ' (the others need a writer that is closed, too)'
         return f'{lost} of its {self._length} datapoints are lost{hint}'
 
     async def _open(self) -> None:
@@ -119,11 +138,12 @@ class DatasetWriter(DatapointWriter):
             raise
         # After a crash between two columns, some are longer: the next appends are checked against them.
         self._length = self._found = min(bag.length for bag in self._bags.values())
-        self._untold = self._described and self._found > 0
+        self._untold = self._folder_had is _Found.DATASET and self._found > 0
 
     async def _enter(self, exist_ok: bool) -> None:
         """Create and lock the folder. If two writers start at once, only one of them creates it or gets the lock."""
-        store, above = self.directory.store, None if self._guarded else folder_of_shards(self.directory)
+        is_guarded = self._anew is not None and self._anew.guarded
+        store, above = self.directory.store, None if is_guarded else folder_of_shards(self.directory)
         if isinstance(store, LocalStore) and above is not None:
             await above.mkdir(parents=True, exist_ok=True)
             self._shared_lock = await store.lock_folder(above.key, shared=True)
@@ -151,13 +171,13 @@ class DatasetWriter(DatapointWriter):
         bag_files = entries.keys() & self._names
         temporary = {name for name in entries if final_name(name) in {*self._names, 'spec.json'}}
         appendable = self._layout == 'columns' and self._lock is not None
-        self._described = 'spec.json' in entries
-        if self._described and not appendable:
+        is_described = 'spec.json' in entries
+        if is_described and not appendable:
             raise AlreadyExistsError(
                 f'{self._name}: exists already: choose another folder or remove this one; to append datapoints later, '
                 f'write with ShardedDatasetWriter, or to a disk in the columns layout'
             )
-        if self._described and 'refs.bag' not in entries.keys() - bag_files:
+        if is_described and 'refs.bag' not in entries.keys() - bag_files:
             path = self.directory / 'spec.json'
             existing = parse_spec(await path.read_bytes(), f'{path}')
             if existing != self._spec:
@@ -175,11 +195,14 @@ class DatasetWriter(DatapointWriter):
             await store.delete_unlocked([entries[name] for name in temporary])
             temporary = set()
         if appendable:
-            self._fresh = not self._described and not any(entries[name].size for name in bag_files)
+            if is_described:
+                self._folder_had = _Found.DATASET
+            elif any(entries[name].size for name in bag_files):
+                self._folder_had = _Found.REMAINS
             if self._resume == 'discard':
                 tables = (f'{key}.idx' for key in self._spec)
                 shortest = min(entries[name].size if name in bag_files else 0 for name in tables) // LIMIT
-                shortest = 0 if self._anew and not self._described else shortest
+                shortest = 0 if self._anew is not None and not is_described else shortest
                 for writer in self._writers:
                     writer.open_at_most(shortest)
             return
@@ -201,13 +224,17 @@ class DatasetWriter(DatapointWriter):
         and withdraws, or has published it before.
         """
         store = self.directory.store
-        asserted = not self._anew or folder_of_shards(self.directory) is not None
-        claim = Claim(self.directory, 0, 1, 'unknown' if asserted else 'stale')
-        entries = await claim.take()
-        async with claim.releasing():
+        asserted = self._anew is None or folder_of_shards(self.directory) is not None
+        guard = FolderGuard(self.directory, Right.REMAINS, forced=asserted)
+        entries = await guard.enter_and_list()
+        async with guard.leaving():
             if any(entry.name == 'spec.json' for entry in entries):
-                raise AlreadyExistsError(f'{self._name}: another writer has finished it meanwhile')
+                raise AlreadyExistsError(f'{self._name}: another writer has finished it first')
             await store.delete([entry.key for entry in entries if entry.name in self._names])
+
+    @property
+    def _has_copies(self) -> bool:
+        return self._anew is not None and self._anew.has_copies
 
     @property
     def _names(self) -> set[str]:
@@ -229,7 +256,7 @@ class DatasetWriter(DatapointWriter):
         if datapoint.keys() != self._spec.keys():
             raise keys_error(self._spec, datapoint, self._name, self._length)
         records = await encode_datapoint(self._fields, datapoint, self._name, self._length)
-        self._failed = True  # Only some of the bags have the datapoint until the end.
+        self._failed = True
         refs: list[Any] = []
         for field, values in zip(self._fields, records, strict=True):
             bag = self._bags[field.key]
@@ -301,7 +328,7 @@ class DatasetWriter(DatapointWriter):
         await first.aclose()
         await settle([writer.aclose() for writer in rest])
         await self._verify_bags()
-        if not self._described:
+        if self._folder_had is not _Found.DATASET:
             await self._publish_spec()
 
     async def _verify_bags(self) -> None:
@@ -325,7 +352,7 @@ class DatasetWriter(DatapointWriter):
             if self._lock is not None:  # On a disk, no file appears later.
                 self._standing = await path.exists()
             raise
-        published = await self._read_spec(path, failure)
+        published = await read_spec(path, failure)
         if published == content:
             if failure is not None:
                 await self._verify_bags()
@@ -340,11 +367,11 @@ class DatasetWriter(DatapointWriter):
         if published is not None:
             spec = parse_spec(published, f'{path}')
             await self._remove_unneeded(spec)
-            raise AlreadyExistsError(f'{path}: another writer published it meanwhile, with spec {spec}') from failure
+            raise AlreadyExistsError(f'{path}: another writer published it first, with spec {spec}') from failure
         if failure is not None and self._lock is not None:
             self._standing = False
             raise failure
-        raise self._unpublished(path, failure, 'there is no such file now')
+        raise unpublished(path, failure, 'there is no such file now')
 
     async def _ensure_alone(self, path: Path, writer: ObjectWriter | None) -> None:
         """Withdraw the spec, and raise, if another writer or `granular clean` may not have seen it."""
@@ -354,33 +381,11 @@ class DatasetWriter(DatapointWriter):
             rival = await find_rival(self.directory, entries)
             reason = rival or await find_removal(self.directory, names, entries)
         except GranularError as error:
-            raise self._unpublished(path, error, f'looking for other writers failed: {error}') from error
+            raise unpublished(path, error, f'looking for other writers failed: {error}') from error
         if reason:
             self._standing = self._has_copies or writer is None or not await withdraw(path, writer)
             kind = AlreadyExistsError if rival else StoreError
             raise kind(f'{self._name}: its bags were written, but {reason}')
-
-    async def _read_spec(self, path: Path, failure: GranularError | None) -> bytes | None:
-        try:
-            return await path.read_bytes()
-        except NotFoundError:
-            return None
-        except GranularError as error:
-            raise self._unpublished(path, failure or error, f'reading it failed: {error}') from error
-
-    def _unpublished(self, path: Path, failure: GranularError | None, result: str) -> GranularError:
-        """Return the error for a spec that may or may not have been published."""
-        if failure is None:
-            kind: type[GranularError] = BadReplyError
-        else:  # "already exists" may be the reply to a retried request that had succeeded
-            kind = StoreError if isinstance(failure, AlreadyExistsError) else type(failure)
-        error = kind(
-            f'{path}: not known to be published: {failure or "the store accepted it"}, and {result}. Its bags were '
-            f'left as they are: if the spec appears, the dataset is complete; otherwise write it again with '
-            f"resume='discard', or remove the files with `granular clean`"
-        )
-        error.__cause__ = failure
-        return error
 
     async def _abort(self) -> None:
         await self.directory.store.ready()
@@ -390,7 +395,7 @@ class DatasetWriter(DatapointWriter):
         """Discard what is not published, and remove what is, unless a spec may exist that needs it."""
         try:
             await settle([writer.abort() for writer in self._writers])
-            if self._fresh and not self._standing:
+            if self._folder_had is _Found.NOTHING and not self._standing:
                 await self._remove_published()
             elif self._torn:
                 shortest = min(bag.flushed for bag in self._bags.values())
@@ -459,7 +464,7 @@ def count_unflushed(writer: DatasetWriter) -> int:
 
 def is_unused(writer: DatasetWriter) -> bool:
     """Return whether the folder of a writer held no datapoints, and none were appended."""
-    return writer._fresh and not writer._length
+    return writer._folder_had is _Found.NOTHING and not writer._length
 
 
 def precede(writer: DatasetWriter, folder: Path) -> None:
@@ -485,8 +490,9 @@ def write_anew(writer: DatasetWriter, guarded: bool, copies: bool) -> None:
         overwritten and never removed, so that the dataset is complete once one of the writers is closed, whatever
         becomes of the others. On a disk, locks exclude the others, as for all writers.
     """
-    writer._anew, writer._guarded = True, guarded
-    if copies and not writer.directory.store.local:
-        writer._has_copies = writer._standing = True
+    has_copies = copies and not writer.directory.store.local
+    writer._anew = _Anew(guarded, has_copies)
+    if has_copies:
+        writer._standing = True
         for bag in writer._writers:
             bag.has_copies = True

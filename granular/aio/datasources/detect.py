@@ -106,16 +106,17 @@ async def open(  # noqa: A001
       InvalidArgumentError: if there are files of several formats, splits or generations, or the reader does not take an
         option.
     """
-    if (opener := _of_others(path, format, fs)) is not None:
+    several = isinstance(path, list | tuple)
+    files = [Path(file, fs=fs) for file in (path if isinstance(path, list | tuple) else (path,))]
+    if (opener := _of_others(None if several else files[0], format)) is not None:
         return await offload(functools.partial(opener, path, **options))
     if format is not None and format not in CLASSES:
         raise InvalidArgumentError(f'format: expected one of {", ".join(CLASSES)}, got {format!r:.100}')
     _refuse_options(path, options)
-    if isinstance(path, list | tuple):
-        files = [Path(file, fs=fs) for file in path]
+    if several:
         _refuse_split(split, counted(len(files), 'file'))
         return await _open_files(files, counted(len(files), 'file'), format, decoders, options)
-    folder = Path(path, fs=fs)
+    (folder,) = files
     await folder.store.ready()
     if await is_pattern(folder):
         found = await of_pattern(folder, format or '', split)
@@ -143,12 +144,11 @@ async def open(  # noqa: A001
     return await _open_folder(folder, format, split, decoders, options)
 
 
-def _of_others(path: Paths, format: str | None, fs: Any) -> Any:
+def _of_others(file: Path | None, format: str | None) -> Any:
     """Return the function of another package that opens files of a format, or with the suffix of a name."""
-    if format is not None or isinstance(path, list | tuple):
-        return None if format is None or format in CLASSES else plugin('granular.sources', format)
-    file = Path(path, fs=fs)
-    suffix = '' if format_of(file.name) else file.suffix.removeprefix('.')
+    if format is not None:
+        return None if format in CLASSES else plugin('granular.sources', format)
+    suffix = '' if file is None or format_of(file.name) else file.suffix.removeprefix('.')
     return None if suffix in ('', 'bag') else plugin('granular.sources', suffix)
 
 

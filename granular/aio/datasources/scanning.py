@@ -90,7 +90,7 @@ async def read_measured(path: Path, start: int, stop: int, version: str | None =
     try:
         return await path.store.read(path.key, start, stop, version)
     except OutOfRangeError as error:
-        raise ObjectChangedError(f'{error}: it was replaced meanwhile: open it again', path=f'{path}') from error
+        raise ObjectChangedError(f'{error}: it was replaced during the read: open it again', path=f'{path}') from error
 
 
 async def _index_of(path: Path, kind: type[Index], scanner: type[HeaderScanner[Index]]) -> Index:

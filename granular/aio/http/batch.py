@@ -107,7 +107,7 @@ class Batch:
             self._future.set_result(None)
 
     def _continue(self, download: Download, reply: Head | Exception | None) -> None:
-        """Let a coroutine read what is not to be had by one expected reply, from the outcome of that attempt on."""
+        """Let a coroutine read what one expected reply cannot provide, from the outcome of that attempt on."""
         download.end_plain()
         task = start_task(self._transport.read(self._provider, download, reply))
         self._tasks.add(task)

@@ -46,7 +46,7 @@ class PoolClosedError(ConnectionAbortedError):
     """The pool was closed before the request ended, so that no other attempt can succeed."""
 
     def __init__(self) -> None:
-        super().__init__('the connections of its event loop were closed meanwhile')
+        super().__init__('the connections of its event loop were closed before it ended')
 
 
 class Exchange:

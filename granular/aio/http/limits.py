@@ -1,8 +1,8 @@
 """Limits on requests and bytes in flight, and on their rate while the store throttles.
 
 First come, first served: requests that failed come before those that wait for their first attempt, so that a batch does
-not wait for all that are read ahead. If the store has answered nobody since, they come after them: so none of them uses
-up its attempts in an outage.
+not wait for all that are read ahead. If the store has answered no request since, they come after them: so none of
+them uses up its attempts in an outage.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _ADDED: Final = (0.0084, 1.3)
 # Added, too, by the larger of two terms, for each squared second without refusals.
 _UNREFUSED: Final = (0.0145, 0.5, 0.00055, 1.3)
 _REDUCED: Final = 0.8  # of the rate is left after a second with refusals, at the least
-_OUTAGE: Final = 20  # refusals one after the other, from which on the store is taken to answer nobody
+_OUTAGE: Final = 20  # refusals one after the other, from which on the store is taken to answer no request
 _FEW: Final = 3  # refusals from which nothing is concluded about the store
 _SILENCE: Final = 5.0  # seconds without an answer in which only the pauses of each request slow it down
 _PROBING: Final = 0.5  # requests a second to a store that answers none

@@ -47,7 +47,7 @@ def changed(name: str, before: str, now: str | None) -> ObjectChangedError:
     """Return the error for an object that was replaced."""
     replaced = f'{name}: it was replaced while it was being read'
     if now is None:
-        return ObjectChangedError(f'{replaced}: version {before[:80]} is not there any more: open it again', path=name)
+        return ObjectChangedError(f'{replaced}: version {before[:80]} no longer exists: open it again', path=name)
     return ObjectChangedError(f'{replaced}: version {before[:80]} became {now[:80]}: open it again', path=name)
 
 

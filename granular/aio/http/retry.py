@@ -1,29 +1,26 @@
 """Retries: which failures are temporary, when the next attempt starts, and what all requests to a store share."""
 
 import asyncio
-import datetime
-import html
 import logging
 import math
 import random
-import re
 import ssl
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from granular._support.redact import hidden
 from granular._support.text import counted, logger
 from granular.aio.http.connection import CutReplyError, PoolClosedError, StalledReplyError
 from granular.aio.http.download import Download
 from granular.aio.http.limits import Budget, Limit, Pauses
-from granular.aio.http.messages import Head, ProtocolError, http_date
+from granular.aio.http.messages import ProtocolError
 from granular.aio.http.pool import ConnectTimeoutError, UnreachableError
+from granular.aio.http.refusals import DoubtfulError, RecoverableError, RecoverableKind, RetryableError
 from granular.config import IOConfig
 from granular.errors import (
     AccessDeniedError,
     BadReplyError,
-    BucketNotFoundError,
     GranularError,
     NotFoundError,
     ObjectChangedError,
@@ -31,26 +28,11 @@ from granular.errors import (
     StoreError,
     StoreTimeoutError,
 )
-from granular.formats.base import parse_json
 from granular.metrics import StoreMetrics
 
 T = TypeVar('T')
 
-_RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
-_EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefreshRequired', 'InvalidToken'))
-# S3 sends these codes with status 400 for a body that arrived damaged or too late, and SeaweedFS the last one with 499.
-_DAMAGED: Final = frozenset(
-    ('BadDigest', 'IncompleteBody', 'RequestTimeout', 'XAmzContentChecksumMismatch', 'ClientDisconnected')
-)
-_ARCHIVED: Final = frozenset(('InvalidObjectState', 'BlobArchived'))
-_MESSAGE: Final = re.compile(rb'<Message>([^<]*)</Message>')
-_REGION: Final = re.compile(
-    rb'<Region>([A-Za-z0-9-]{1,63})</Region>'
-    rb'|<Endpoint>(?:[^<]*\.)?s3[.-](?:dualstack\.)?([a-z0-9-]{1,63})\.amazonaws\.com(?:\.cn)?</Endpoint>'
-)
-_LONGEST: Final = 400  # characters of a message of the store
 _WARN_FROM: Final = 3  # the attempt from which on failures are logged as warnings
-_RATE_LIMIT: Final = re.compile(r';\s*r=0\s*;\s*t=(\d{1,9})')  # draft-ietf-httpapi-ratelimit-headers: used up
 _THROTTLED: Final = 0.5  # maximum seconds before the first retry after throttling
 _COST: Final = 5.0  # tokens of the retry budget for a retry
 _COST_AFTER_TIMEOUT: Final = 10.0
@@ -60,39 +42,8 @@ _OUTAGE_WAIT: Final = 4.0  # maximum seconds between two attempts while the stor
 _NEVER_REPLIED: Final = 2.0  # times connect_timeout, for which a server is tried that has never replied
 _ATTEMPTS_OF_NO_NAME: Final = 2  # for a host name that does not exist: the first answer of a resolver may be wrong
 
-RecoverableKind = Literal['expired', 'region', 'skewed']
-"""A recoverable request error reported by the store: expired credentials, wrong region, or clock skew."""
-
 Recover = Callable[[RecoverableKind, str], Awaitable[bool]]
 """Called with a recoverable error and the region or time that the store reports; returns whether to try again."""
-
-
-class RecoverableError(Exception):
-    """A reply that reports a recoverable error of the request."""
-
-    def __init__(self, error: GranularError, kind: RecoverableKind, detail: str = '') -> None:
-        super().__init__(str(error))
-        self.error, self.detail = error, detail
-        self.kind = self.outcome = kind
-
-
-class DoubtfulError(Exception):
-    """A reply of another version, which may be the late reply to another request: retry on another connection."""
-
-    def __init__(self, error: ObjectChangedError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class RetryableError(Exception):
-    """A reply after which the request is retried."""
-
-    def __init__(self, error: StoreError, throttled: bool, after: float, outcome: str = 'server_error') -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.throttled = throttled
-        self.after = after
-        self.outcome = 'throttled' if throttled else outcome
 
 
 class Traffic:
@@ -401,111 +352,7 @@ def _outcome(error: Exception) -> str:
     return next((outcome for outcome, kinds in _OUTCOMES if isinstance(error, kinds)), 'error')
 
 
-def no_such_bucket(name: str, reason: str, status: int | None = None) -> BucketNotFoundError:
-    """Return the error for a path in a bucket that does not exist."""
-    remedy = 'check its name and the endpoint, or create it with granular.Path(...).mkdir()'
-    return BucketNotFoundError(f'{name}: no such bucket ({reason}): {remedy}', status=status)
-
-
-def code_of(body: bytes | bytearray) -> str:
-    """Return the code of an error document of S3; empty if there is none."""
-    match = re.search(rb'<Code>(\w+)</Code>', body)
-    return '' if match is None else match[1].decode()
-
-
-def explanation_of(body: bytes | bytearray) -> str:
-    """Return the code and the message of an error document of S3, Azure or GCS; empty if there is none."""
-    if (match := _MESSAGE.search(body)) is not None:
-        message = html.unescape(match[1].decode(errors='replace'))
-    else:
-        message = _json_message(body)
-    return ' '.join(hidden(': '.join(filter(None, (code_of(body)[:80], message)))).split())[:_LONGEST]
-
-
-def _json_message(body: bytes | bytearray) -> str:
-    try:
-        document = parse_json(bytes(body)) if body.lstrip()[:1] == b'{' else {}
-    except ValueError:
-        return ''
-    match document:
-        case {'error': {'message': str(message)}} | {'error': str(message)}:
-            return message
-    return ''
-
-
-def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
-    """Return the error for a reply that is neither a success nor about ranges."""
-    refused = _refusal(head, body, name)
-    error = refused.error if isinstance(refused, RecoverableError | RetryableError) else refused
-    error.status = head.status
-    return refused
-
-
-def _refusal(head: Head, body: bytes | bytearray, name: str) -> GranularError | RecoverableError | RetryableError:
-    status = head.status
-    code = code_of(body)
-    detail = explanation_of(body) or _text(body) or _text(head.reason.encode())
-    if status in (404, 410) and 'NoSuchBucket' in detail:
-        return no_such_bucket(name, f'status {status}')
-    if status in (404, 410):
-        return NotFoundError(f'{name}: no such object (status {status})')
-    if status in (401, 403) or code in _EXPIRED:
-        denied = AccessDeniedError(f'{name}: access denied (status {status}, {detail}): {_remedy(name, code, detail)}')
-        if code == 'RequestTimeTooSkewed':
-            return RecoverableError(denied, 'skewed', head.headers.get('date', ''))
-        return RecoverableError(denied, 'expired') if status == 401 or code in _EXPIRED else denied
-    if status == 407:
-        return AccessDeniedError(
-            f'{name}: the proxy denied access (status 407, {detail}): check the user in HTTP_PROXY'
-        )
-    if status == 412:
-        return ObjectChangedError(f'{name}: it was replaced while it was being read (status 412): open it again')
-    region = _region_of(head, body) if status in (301, 307, 400) else ''
-    if region:
-        moved = f'{name}: the bucket is in region {region} (status {status}, {detail}): pass region={region!r}'
-        return RecoverableError(StoreError(moved), 'region', region)
-    error = StoreError(f'{name}: status {status}, {detail}')
-    if status not in _RETRIED and code not in _DAMAGED:
-        return error
-    return RetryableError(error, throttled=status in (429, 503), after=_retry_after(head))
-
-
-def _region_of(head: Head, body: bytes | bytearray) -> str:
-    """Return the region that S3 names for a bucket, in the header, or in the error document; empty if it names none."""
-    if region := head.headers.get('x-amz-bucket-region', ''):
-        return region[:63]
-    match = _REGION.search(body)
-    return '' if match is None else (match[1] or match[2]).decode()
-
-
-def _remedy(name: str, code: str, detail: str) -> str:
-    """Return what to do where access is denied, by the address, the code of the store and its message."""
-    if name.startswith(('http://', 'https://')):
-        return 'check the address, which may have expired, or pass headers= to granular.Path, such as Authorization'
-    if code in _ARCHIVED:
-        return 'it is archived: restore it first, as with `aws s3api restore-object`'
-    if 'not authorized to perform' in detail:  # the message names the user and the right that is missing
-        return 'give the credentials this right'
-    return 'check the credentials and their rights, or pass anon=True for a public bucket'
-
-
 def _kind(error: Exception) -> str:
     """Return the name of an error's class; for one of this package, that of the built-in class it derives from."""
     kinds = (kind for kind in type(error).__mro__ if not kind.__module__.startswith('granular'))
     return next(kinds).__name__
-
-
-def _retry_after(head: Head) -> float:
-    """Return the seconds to wait that a reply asks for; 0 if it states none that can be parsed."""
-    value = head.headers.get('retry-after', '')
-    if not value and (limit := _RATE_LIMIT.search(head.headers.get('ratelimit', ''))):
-        return float(limit[1])  # of the Hugging Face Hub, which sends no Retry-After
-    if value.isdecimal():
-        return float(value[:9])
-    until, now = http_date(value), http_date(head.headers.get('date', '')) or datetime.datetime.now(datetime.UTC)
-    return 0.0 if until is None else max(0.0, (until - now).total_seconds())
-
-
-def _text(body: bytes | bytearray) -> str:
-    # Servers may quote the request.
-    return ' '.join(hidden(bytes(body).decode(errors='replace')).split())[:200]

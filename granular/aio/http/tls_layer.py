@@ -111,7 +111,7 @@ class TlsLayer(asyncio.BufferedProtocol, asyncio.Transport):
             return False
         self._flush()
         if established is None or established.done():
-            return False  # nobody waits for it any more
+            return False  # its caller has given up
         self._established = None
         self._connection.connection_made(self)
         established.set_result(None)

@@ -10,16 +10,9 @@ from granular.aio.http.connection import Exchange, StaleError
 from granular.aio.http.download import Download, Versions, coding_of
 from granular.aio.http.messages import Head, ProtocolError, Target, shown
 from granular.aio.http.pool import Pool
+from granular.aio.http.refusals import DoubtfulError, RecoverableKind, RetryableError, refusal
 from granular.aio.http.reply import Reply
-from granular.aio.http.retry import (
-    Attempts,
-    DoubtfulError,
-    Recover,
-    RecoverableKind,
-    RetryableError,
-    Traffic,
-    refusal,
-)
+from granular.aio.http.retry import Attempts, Recover, Traffic
 from granular.aio.http.verification import Verifier
 from granular.config import IOConfig, MiB
 from granular.errors import BadReplyError, ObjectChangedError, StoreError

@@ -6,8 +6,8 @@ from typing import Final
 from granular.aio.http.digests import check_reported, digest, etag_md5
 from granular.aio.http.download import Download, Versions
 from granular.aio.http.messages import Head, Target
+from granular.aio.http.refusals import refusal
 from granular.aio.http.reply import Reply
-from granular.aio.http.retry import refusal
 from granular.errors import BadReplyError
 
 _REMEMBERED: Final = 65536

@@ -11,7 +11,6 @@ import re
 import secrets
 import socket
 import weakref
-from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal
 
 from granular._support.text import logger
@@ -28,7 +27,7 @@ _NAME: Final = re.compile(r'\.writer\.([0-9]{1,18})\.([0-9]{1,18})\.json')
 _RENEWED: Final = 300.0  # seconds
 _STALE: Final = 3 * _RENEWED
 
-_TakeOver = Literal['ended', 'stale', 'conversions', 'unknown', 'any']
+TakeOver = Literal['ended', 'stale', 'runs', 'unknown', 'any']
 
 
 def is_claim(name: str) -> bool:
@@ -46,12 +45,12 @@ class Claim:
     Args:
       start, step: the series of shards.
       take_over: the claims of other writers to take over. ``'ended'``: those of ended processes of this machine;
-        ``'stale'``: also those of other machines that were not renewed for 900 seconds; ``'conversions'``: also all
-        that were made with this value on other machines; ``'unknown'``: all of other machines, whose state is unknown;
+        ``'stale'``: also those of other machines that were not renewed for 900 seconds; ``'runs'``: also all that were
+        made with this value on other machines; ``'unknown'``: all of other machines, whose state is unknown;
         ``'any'``: all, but for those made with ``'stale'`` by copies that run on this machine: they overwrite files.
     """
 
-    def __init__(self, directory: PurePath, start: int, step: int, take_over: _TakeOver) -> None:
+    def __init__(self, directory: PurePath, start: int, step: int, take_over: TakeOver) -> None:
         self._directory = directory
         self._start = start
         self._step = step
@@ -91,7 +90,7 @@ class Claim:
             for entry in entries:
                 await self._resolve(entry)
         except BaseException:
-            async with self.releasing():
+            async with ending_with(self.release, 'removing the claim of the writer'):
                 raise
         await self._keep_fresh()
         return entries
@@ -143,19 +142,16 @@ class Claim:
             if owner is not None and owner.get('token') == self._token:
                 await self._directory.store.delete([self._path.key])
 
-    def releasing(self) -> AbstractAsyncContextManager[None]:
-        return ending_with(self.release, 'removing the claim of the writer')
-
     async def _refuse(self, path: PurePath, owner: dict[str, Any], error: GranularError | None) -> None:
         alive, take_over, theirs = _is_alive(owner), self._take_over, owner.get('take_over')
         if alive is False or (take_over == 'any' and not (alive and theirs == 'stale')):
             return
-        if alive is None and (take_over == 'unknown' or take_over == theirs == 'conversions'):
+        if alive is None and (take_over == 'unknown' or take_over == theirs == 'runs'):
             return
-        if alive is None and take_over in ('stale', 'conversions') and await self._age(path) > _STALE:
+        if alive is None and take_over in ('stale', 'runs') and await self._age(path) > _STALE:
             return
         waiting = f'wait for it, or remove {path.name}'
-        remedy = {'ended': "if it is not running, pass resume='discard'", 'stale': waiting, 'conversions': waiting}
+        remedy = {'ended': "if it is not running, pass resume='discard'", 'stale': waiting, 'runs': waiting}
         raise AlreadyExistsError(
             f'{self._directory}: another writer is writing it{"" if alive else ", or was killed"}: process '
             f'{owner.get("pid")!r:.20} on {owner.get("host")!r:.100}: {remedy.get(take_over, "wait for it")}'

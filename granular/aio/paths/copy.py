@@ -8,8 +8,9 @@ from typing import Final
 
 from granular._support.text import logger
 from granular.aio.http.digests import Digests, proven
-from granular.aio.paths.claims import Claim, is_claim
+from granular.aio.paths.claims import is_claim
 from granular.aio.paths.file import File, Progress
+from granular.aio.paths.guard import FolderGuard, Right
 from granular.aio.paths.pure import PurePath, relative_name
 from granular.aio.paths.removal import find_removal, is_mark
 from granular.aio.runtime.progress import ProgressReport
@@ -67,7 +68,7 @@ class FolderCopy:
         self._compared: set[str] = set()  # the folders of the target whose shards were compared with the source's
         self._lock = asyncio.Lock()
         self._held = contextlib.AsyncExitStack()  # what keeps other writers out of the datasets of the target
-        self._claims: dict[str, Claim | None] = {}  # by dataset; None if it has none
+        self._guards: dict[str, FolderGuard] = {}  # by dataset
 
     async def copy(self) -> None:
         source, target = self._source, self._target
@@ -99,28 +100,28 @@ class FolderCopy:
             await self._check_held()
             await for_each(self._specs, self._copy_spec, _PARALLEL)
             await self._check_removal()
-        for held in (self._specs, self._listed, self._compared, self._claims):
+        for held in (self._specs, self._listed, self._compared, self._guards):
             held.clear()
         return following
 
     def _is_beyond(self, entry: Entry) -> bool:
         """Return whether an entry is of another dataset than those that are held, which are enough."""
-        if len(self._claims) < _HELD or not _is_of_dataset(entry.name):
+        if len(self._guards) < _HELD or not _is_of_dataset(entry.name):
             return False
         folder = self.target_of(entry).parent
-        return not any(folder.is_relative_to(PurePath.of(folder.store, key)) for key in self._claims)
+        return not any(folder.is_relative_to(PurePath.of(folder.store, key)) for key in self._guards)
 
     async def _check_held(self) -> None:
         """Check that no other writer has taken over a dataset in a bucket, or removed files of it."""
         store = self._target.store
         files = [entry for entries in self._listed.values() for entry in entries.values()]
         keys = {self.target_of(entry).key for entry in files if entry.name != 'spec.json'}
-        for key, claim in self._claims.items():
-            if claim is not None:
+        for key, guard in self._guards.items():
+            if guard.has_claim:
                 present = {entry.key async for entry in store.scan_tree(key)}
                 head = f'{key}/' if key else ''
                 missing = sorted(name for name in keys - present if name.startswith(head))
-                if not await claim.check_owner() or any([await store.find(name) is None for name in missing]):
+                if not await guard.check_owner() or any([await store.find(name) is None for name in missing]):
                     raise ObjectChangedError(f'{store.url(key)}: another writer has removed files while it was copied')
                 folders = {name.rpartition('/')[0] for name in keys if name.startswith(head)}
                 if rest := {f'{folder}/refs.bag' for folder in folders} & present - keys:
@@ -129,7 +130,7 @@ class FolderCopy:
     async def _check_removal(self) -> None:
         """Withdraw a dataset in a bucket if `granular clean`, which may not have seen its spec, removes files of it."""
         store = self._target.store
-        for key in () if store.local else self._claims:
+        for key in () if store.local else self._guards:
             present: dict[str, list[Entry]] = {}
             async for entry in store.scan_tree(key):
                 present.setdefault(entry.key.rpartition('/')[0], []).append(entry)
@@ -162,25 +163,24 @@ class FolderCopy:
         is_shard = folder.key != self._target.key and shard_number(folder.name) is not None
         dataset = folder.parent if is_shard else folder
         prefix = '' if dataset.key == self._target.key else f'{relative_name(self._target, dataset.key)}/'
-        if dataset.key not in self._claims:
-            self._claims[dataset.key] = await self._hold(dataset)
+        if dataset.key not in self._guards:
+            self._guards[dataset.key] = await self._hold(dataset)
             async with self._lock:
                 await self._list(dataset, prefix)  # once more, as another writer may have ended since
             await self._refuse_other_kind(prefix, is_shard)
 
-    async def _hold(self, dataset: PurePath) -> Claim | None:
-        store, claim = dataset.store, None
-        if isinstance(store, LocalStore):
+    async def _hold(self, dataset: PurePath) -> FolderGuard:
+        if dataset.store.local:
             await self.make_folder(dataset)
-            await self.lock(dataset, store)
-        elif store.conditional:
-            claim = Claim(dataset, 0, 1, 'stale')
-            await claim.take()
-            await self._held.enter_async_context(claim.releasing())
-        return claim
+        guard = FolderGuard(dataset, Right.COPY)
+        if not self.is_held(dataset):
+            await guard.enter()
+            await self._held.enter_async_context(guard.leaving())
+        return guard
 
-    async def lock(self, dataset: PurePath, store: LocalStore) -> None:
-        self._held.enter_context(await store.lock_dataset(dataset.key))
+    def is_held(self, dataset: PurePath) -> bool:
+        """Return whether the caller keeps other writers out of a dataset."""
+        return False
 
     async def _refuse_other_kind(self, prefix: str, has_shards: bool) -> None:
         """Raise an error if the target has a dataset without shards where the source has shards, or the reverse."""

@@ -38,7 +38,7 @@ async def find_removal(folder: PurePath, names: Iterable[str], entries: Sequence
     if reason := explain(entry.name for entry in entries):
         return reason
     gone = await first_missing((folder / name for name in sorted(names)), {entry.key for entry in entries})
-    return '' if gone is None else f'{gone.name} was removed meanwhile'
+    return '' if gone is None else f'{gone.name} was removed during the write'
 
 
 async def first_missing(files: Iterable[PurePath], listed: Collection[str]) -> PurePath | None:

@@ -38,7 +38,7 @@ class Epochs(NamedTuple):
 
 
 class Loops(NamedTuple):
-    """Where the loops over a source stand, for one consumer; each event returns where they stand then.
+    """Position of the loops over a source, for one consumer; each event returns the next position.
 
     A loop that was left in the middle is not continued: the next one begins the next epoch, unless nothing was handed
     out since the last loop, state or ``set_epoch``, or the loop failed, which is tried again. The epochs are None for

@@ -139,7 +139,7 @@ FITS: Final[Mapping[str, Fit]] = {
     'interleave, shards of unequal length': Fit(in_step=False, remedy='shard with drop_remainder=True'),
     'subclass of IterDataset': Fit(False, 'elements', weights=False, remedy='use map instead'),
 }
-"""What the states of each stage fit, by the name of the operation."""
+"""Hosts and weights that the states of each stage fit, by the name of the operation."""
 
 
 class RestoreRules(NamedTuple):

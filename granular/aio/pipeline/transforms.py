@@ -341,7 +341,7 @@ class Chain:
     """Base of MapDataset and IterDataset: chains of operations, and answers to names of other methods."""
 
     _answers: ClassVar[Mapping[str, str]]
-    """What to write instead, by name."""
+    """Replacements, by name."""
 
     if not TYPE_CHECKING:  # type checkers would take every name for an attribute
 

@@ -103,7 +103,7 @@ class AsyncResource(Answering, abc.ABC):
 
 
 class Resource(Protocol):
-    """What an ``async with`` block closes."""
+    """A resource that an ``async with`` block closes."""
 
     async def __aenter__(self) -> Any: ...
 

@@ -44,7 +44,7 @@ class Scope:
             return cast(T, await result_of(future))
         except asyncio.CancelledError:
             if future.cancelled() and not was_cancelled():
-                raise ClosedError('the connections of its event loop were closed meanwhile') from None
+                raise ClosedError('the connections of its event loop were closed before it ended') from None
             raise
 
     def _drop_failed(self, key: Hashable, future: asyncio.Future[Any]) -> None:

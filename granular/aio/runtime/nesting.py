@@ -16,7 +16,7 @@ Root = Coroutine[Any, Any, Any]
 
 
 class _Here(threading.local):
-    """What this thread begins now, and what it began or waits for beneath that, the outermost first."""
+    """The call that this thread begins now, and those that it began or waits for beneath it, the outermost first."""
 
     coro: Root | None = None
     beneath: tuple[Root, ...] = ()

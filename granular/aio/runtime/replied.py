@@ -5,7 +5,7 @@ from typing import Final
 _MOST: Final = 4096
 
 Server = tuple[bool, str, int, tuple[str, int] | None]
-"""Whether TLS is used, the host and port, and the host and port of the proxy."""
+"""True if TLS is used, the host and port, and the host and port of the proxy."""
 
 _replied: dict[Server, None] = {}
 

@@ -65,7 +65,7 @@ async def result_of(future: 'asyncio.Future[T]') -> T:
     """
     try:
         if not future.done():
-            future.add_done_callback(retrieve_error)  # nobody awaits it if all callers are cancelled
+            future.add_done_callback(retrieve_error)  # no task awaits it if all callers are cancelled
             await asyncio.wait([future])
         return future.result()
     finally:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from granular._support.redact import hidden, protect
 from granular.aio.stores import endpoints
-from granular.aio.stores.base import secrets_in
 from granular.aio.stores.lent import LENT, options_of
+from granular.aio.stores.options import secrets_in
 from granular.aio.stores.s3 import options as s3options
 from granular.errors import InvalidArgumentError
 

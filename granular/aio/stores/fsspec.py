@@ -8,9 +8,10 @@ from typing import Any, Final
 from granular._support.redact import hidden
 from granular.aio.http.reply import Reply, check_same, stand_in
 from granular.aio.runtime.tracebacks import summary
-from granular.aio.stores.base import Entry, Stat, without_secrets
+from granular.aio.stores.base import Entry, Stat
 from granular.aio.stores.errors import translated
 from granular.aio.stores.lent import current, options_of
+from granular.aio.stores.options import without_secrets
 from granular.aio.stores.threaded import ThreadedStore, third_party_error
 from granular.config import IOConfig
 from granular.errors import (

@@ -15,8 +15,8 @@ from typing import Any, Final
 from granular._support.lazy import import_if_installed
 from granular._support.redact import hidden, protect
 from granular.aio.http.messages import Target, shown
+from granular.aio.http.refusals import refusal
 from granular.aio.http.reply import Reply
-from granular.aio.http.retry import refusal
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import for_each, gather

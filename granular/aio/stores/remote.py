@@ -10,8 +10,8 @@ from granular._support.redact import without_user
 from granular.aio.http.batch import Batch
 from granular.aio.http.download import Download
 from granular.aio.http.messages import Target, http_date
+from granular.aio.http.refusals import RecoverableKind
 from granular.aio.http.reply import Reply, check_same, stands_in
-from granular.aio.http.retry import RecoverableKind
 from granular.aio.http.tls import verify_of
 from granular.aio.http.transport import Answer, Outgoing, Transport
 from granular.aio.runtime.buffers import Space, blank

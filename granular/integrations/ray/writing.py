@@ -15,14 +15,11 @@ from granular.aio.datasets.codec import Encoders, fields_of
 from granular.aio.datasets.parts_folder import parts_name, remove_parts, remove_unfinished
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.shards import shards_in
-from granular.aio.paths.claims import Claim
+from granular.aio.paths.guard import FolderGuard, Right
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.paths.removal import first_missing
 from granular.aio.runtime.portal import run
-from granular.aio.stores import Entry
-from granular.aio.stores.local.locks import FolderLock
-from granular.aio.stores.local.store import LocalStore
 from granular.errors import CorruptDatasetError, GranularError, InvalidArgumentError, NotFoundError, StoreError
 from granular.formats.codecs import encoders as all_encoders
 from granular.formats.layout import Layout, check_spec, shard_name
@@ -117,7 +114,7 @@ class Datasink(_Base):  # type: ignore[misc]
         self._checksums = checksums
         self._resume = resume
         self._parts = self._directory / parts_name(secrets.token_hex(8))
-        self._guard: _Guard | None = None
+        self._guard: FolderGuard | None = None
         self._committing = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -153,7 +150,7 @@ class Datasink(_Base):  # type: ignore[misc]
     def on_write_start(self, schema: Any = None) -> None:
         """Exclude other writers, and remove what a killed one left."""
         if self._guard is None:
-            self._guard = run(_Guard.enter(self._directory, self._resume))
+            self._guard = run(self._enter())
 
     def on_write_complete(self, write_result: Any) -> None:
         """Assemble the shards, and remove the parts."""
@@ -181,6 +178,18 @@ class Datasink(_Base):  # type: ignore[misc]
         if guard is not None:
             run(guard.leave())
 
+    async def _enter(self) -> FolderGuard:
+        await self._directory.store.ready()
+        await self._directory.mkdir(parents=True, exist_ok=True)
+        guard = FolderGuard(self._directory, Right.SOLE, forced=self._resume == 'discard')
+        entries = await guard.enter_and_list()
+        try:
+            await remove_unfinished(self._directory, entries)
+        except BaseException:
+            await guard.leave()
+            raise
+        return guard
+
     async def _commit(self, parts: Sequence[tuple[int, str, int]]) -> None:
         if self._guard is not None:
             await self._guard.check()
@@ -199,8 +208,7 @@ class Datasink(_Base):  # type: ignore[misc]
         writer.guarded = True
         self._committing = True
         tasks = RayShards(writer, source, Reading(), await open_source(source, Reading()))
-        claim = None if self._guard is None else self._guard.claim
-        await tasks.write(writer.ranges(len(source)), None, None, claim)
+        await tasks.write(writer.ranges(len(source)), None, None, self._guard)
         if not self._directory.store.local:  # on a disk, the lock of the guard keeps `granular clean` out
             await self._ensure_kept(folders)
         self._committing = False
@@ -220,7 +228,7 @@ class Datasink(_Base):  # type: ignore[misc]
             if self._guard is not None:
                 await self._guard.check()
             await store.delete([(self._directory / shard_name(0) / 'spec.json').key])
-            raise StoreError(f'{self._directory}: {gone} was removed meanwhile, as by `granular clean`')
+            raise StoreError(f'{self._directory}: {gone} was removed during the write, as by `granular clean`')
 
     async def _remove(self) -> None:
         first = self._directory / shard_name(0) / 'spec.json'
@@ -247,44 +255,3 @@ class _Records:
 
 def _open(folders: Sequence[Path], verify: bool, number: int) -> DatasetReader:
     return DatasetReader(folders[number], None, verify=verify)
-
-
-class _Guard:
-    """The exclusive right to write shards in a folder: a lock on a disk, a claim in a bucket."""
-
-    def __init__(self, lock: FolderLock | None, claim: Claim | None) -> None:
-        self._lock, self.claim = lock, claim
-
-    @classmethod
-    async def enter(cls, directory: Path, resume: str) -> '_Guard':
-        """Exclude other writers, and remove what a killed one left; an existing dataset is an error."""
-        store = directory.store
-        await store.ready()
-        await directory.mkdir(parents=True, exist_ok=True)
-        entries: list[Entry] = []
-        if isinstance(store, LocalStore):
-            guard = cls(await store.lock_folder(directory.key), None)
-        elif store.conditional:
-            claim = Claim(directory, 0, 1, 'any' if resume == 'discard' else 'ended')
-            guard, entries = cls(None, claim), await claim.take()
-        else:
-            guard = cls(None, None)
-        try:
-            if guard.claim is None:
-                with contextlib.suppress(NotFoundError):  # some stores have no empty folders
-                    entries = [entry async for entry in store.scan(directory.key)]
-            await remove_unfinished(directory, entries)
-        except BaseException:
-            await guard.leave()
-            raise
-        return guard
-
-    async def check(self) -> None:
-        if self.claim is not None:
-            await self.claim.check()
-
-    async def leave(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-        if self.claim is not None:
-            await self.claim.release()

@@ -1,4 +1,4 @@
-"""What takes the elements of pipelines: Loaders, DataLoaders of granular and of torch, adapters of frameworks.
+"""Consumers of the elements of pipelines: Loaders, DataLoaders of granular and of torch, adapters of frameworks.
 
 Each trial ends an epoch, saves between two batches, continues in another consumer, ends there, and begins again.
 """

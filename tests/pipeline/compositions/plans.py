@@ -10,7 +10,7 @@ from granular import MultiprocessingOptions, ReadOptions, ShardOptions
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What may be different each time a pipeline is built.
+    """Choices that may differ each time a pipeline is built.
 
     Attributes:
       host, hosts: number of this host, and how many there are.
@@ -48,7 +48,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What the elements of a dataset are, as far as operations depend on it.
+    """Kind of the elements of a dataset, as far as operations depend on it.
 
     Attributes:
       kind: 'item', an atom; 'doc', a document; 'row' of pack; 'array', a default batch; 'list', a batch by ``list``; or

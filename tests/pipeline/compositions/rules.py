@@ -1,4 +1,4 @@
-"""What a composition may hold, by what is tried with it."""
+"""Rules for the parts of a composition, by the trial."""
 
 import dataclasses
 import itertools

@@ -16,7 +16,7 @@ from tests.pipeline.compositions.runs import ALL, MOST, Refused, Run, continued,
 
 @dataclasses.dataclass
 class Result:
-    """What became of a trial.
+    """Result of a trial.
 
     Attributes:
       verdict: 'exact', 'refused' or 'wrong'.
@@ -82,7 +82,7 @@ def _any_workers(draw: Draw) -> Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """What one of several hosts shall run.
+    """The part that one of several hosts runs.
 
     Attributes:
       setting: its part of the pipeline.

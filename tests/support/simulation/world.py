@@ -29,7 +29,7 @@ _START = 1000.0  # of the clock, as those of real machines do not begin at 0 eit
 
 
 class Network(Protocol):
-    """What the hosts of a world connect to."""
+    """The server to which the hosts of a world connect."""
 
     async def connect(self, host: 'Host', protocol: asyncio.BufferedProtocol) -> asyncio.Transport:
         """Return a new connection of a host, or raise OSError."""

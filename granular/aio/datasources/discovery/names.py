@@ -1,4 +1,4 @@
-"""What the names of files tell: format, hidden, split, generation. No I/O."""
+"""Facts in the names of files: format, hidden, split, generation. No I/O."""
 
 import itertools
 import re

@@ -40,7 +40,7 @@ CODES: Final[Mapping[int, np.dtype[Any]]] = {
 
 
 class Head(NamedTuple):
-    """What an index has, by its first bytes."""
+    """Contents of an index, by its first bytes."""
 
     dtype: np.dtype[Any]
     sequences: int
@@ -81,7 +81,7 @@ class Head(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index(FileIndex):
-    """Where the documents, or the sequences, are in the data: ``size`` and ``version`` are those of the data."""
+    """Positions of the documents, or the sequences, in the data; ``size`` and ``version`` are those of the data."""
 
     digest: str  # of the index
     dtype: np.dtype[Any]

@@ -146,7 +146,7 @@ class Handler:
 
 
 handling: contextvars.ContextVar[Handler | None] = contextvars.ContextVar('handling', default=None)
-"""What replaces the datapoints that fail in batches; None to return a ``Failure`` in place of a batch."""
+"""Function that replaces datapoints that fail in batches; None to return a ``Failure`` in place of a batch."""
 
 
 async def fetch_capturing(source: Any, indices: ArrayLike) -> list[Any]:

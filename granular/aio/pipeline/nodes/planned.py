@@ -226,7 +226,7 @@ class Planned(Node):
 
 
 class Wanted(NamedTuple):
-    """What a row or batch is made of."""
+    """The documents of a row or batch, and their sizes."""
 
     documents: Ints  # indices of the source, or of the parent if functions follow the source
     sizes: list[Ints]  # of each value that has sizes

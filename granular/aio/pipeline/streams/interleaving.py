@@ -124,7 +124,7 @@ class InterleavedSource(Interleaved):
 
 
 class _Parts(NamedTuple):
-    """What the state of an interleave has of the streams that are open."""
+    """The open streams in the state of an interleave."""
 
     states: dict[str, Any]  # by number
     waiting: list[int]  # the numbers of those that had no turn

@@ -10,7 +10,8 @@ from granular._support.lazy import import_extra
 from granular._support.redact import hidden
 from granular.aio.http.messages import Head, Origin
 from granular.aio.http.pool import UnreachableError
-from granular.aio.http.retry import Attempts, RecoverableKind, Traffic, refusal
+from granular.aio.http.refusals import RecoverableKind, refusal
+from granular.aio.http.retry import Attempts, Traffic
 from granular.aio.runtime.replied import Server, has_replied, note_reply
 from granular.aio.runtime.tasks import end_tasks
 from granular.aio.runtime.tracebacks import summary

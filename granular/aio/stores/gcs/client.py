@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from granular.aio.http.messages import Target
 from granular.aio.http.proxies import is_loopback
-from granular.aio.http.retry import no_such_bucket
+from granular.aio.http.refusals import no_such_bucket
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints

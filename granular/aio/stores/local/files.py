@@ -37,7 +37,7 @@ _state_of: Final = operator.attrgetter('st_ctime_ns', 'st_mtime_ns', 'st_size')
 
 
 class Facts(NamedTuple):
-    """What is known about an opened file."""
+    """Size, version and identity of an opened file."""
 
     size: int
     version: str

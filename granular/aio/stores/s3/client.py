@@ -15,7 +15,7 @@ from granular._support.text import logger
 from granular.aio.http.digests import digest
 from granular.aio.http.download import coding_of
 from granular.aio.http.messages import Target, http_date
-from granular.aio.http.retry import code_of, no_such_bucket
+from granular.aio.http.refusals import code_of, no_such_bucket
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.tasks import result_of
 from granular.aio.runtime.threads import offload

@@ -4,8 +4,8 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Final
 
+from granular.aio.http.refusals import code_of
 from granular.aio.http.reply import changed
-from granular.aio.http.retry import code_of
 from granular.aio.http.transport import Answer
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.s3 import replies as s3replies

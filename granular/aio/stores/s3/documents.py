@@ -8,7 +8,7 @@ from typing import Final
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from granular.aio.http.retry import explanation_of
+from granular.aio.http.refusals import explanation_of
 from granular.aio.stores.errors import quote_body
 from granular.errors import BadReplyError
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from granular.aio.stores.base import check_options
+from granular.aio.stores.options import check_options
 from granular.errors import InvalidArgumentError
 
 OPTIONS: Final = (

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 from granular._support.redact import hidden
 from granular.aio.http.messages import Head, http_date
-from granular.aio.http.retry import RetryableError, code_of, no_such_bucket, refusal
+from granular.aio.http.refusals import RetryableError, code_of, no_such_bucket, refusal
 from granular.aio.http.transport import Answer
 from granular.aio.stores.base import ContentInfo, Entry
 from granular.aio.stores.listing import Listing, Page

@@ -1,4 +1,4 @@
-"""Where the requests of a bucket go and how they are signed, as botocore decides.
+"""Address and signature of the requests to a bucket, as botocore decides them.
 
 A client of botocore is asked by a request that it would send, and that is not sent. So the configuration of AWS, FIPS,
 dual-stack and accelerated endpoints, access points, directory buckets and odd names mean what they mean elsewhere.
@@ -26,7 +26,7 @@ ASYMMETRIC: Final = 'AWS4-ECDSA-P256-SHA256'
 
 
 class Route(NamedTuple):
-    """Where the requests of a bucket go, and how they are signed."""
+    """Address and signature of the requests to a bucket."""
 
     base: str  # the URL of the bucket, without a slash at its end
     algorithm: str  # of signatures; empty if requests are not signed

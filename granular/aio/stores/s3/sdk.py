@@ -27,7 +27,7 @@ _PERMANENT: Final[Mapping[tuple[str, ...], str]] = {
 
 
 def session_of(profile: str | None, **arguments: Any) -> Any:
-    """Return a new session of botocore. All share the descriptions of services, which take 0.1 s to read."""
+    """Return a new session of botocore. All share the descriptions of services."""
     session = import_extra('botocore.session', 's3', 's3:// needs botocore').Session(profile=profile, **arguments)
     session.get_scoped_config()  # raises for a profile that does not exist
     session.register_component('data_loader', _loader(session.get_config_variable('data_path')))
@@ -36,9 +36,9 @@ def session_of(profile: str | None, **arguments: Any) -> Any:
 
 @functools.lru_cache(maxsize=4)
 def _loader(folders: str | None) -> Any:
-    from botocore.loaders import create_loader
+    from granular.aio.stores.s3.descriptions import loader_of
 
-    return create_loader(folders)
+    return loader_of(folders)
 
 
 def credential_errors(name: str) -> contextlib.AbstractContextManager[None]:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import AsyncGenerator, Collection
 
-from granular.aio.http.retry import code_of
+from granular.aio.http.refusals import code_of
 from granular.aio.http.transport import Answer
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.base import Upload

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from granular._support.text import logger
 from granular.aio.http.digests import digest
 from granular.aio.http.messages import http_date
-from granular.aio.http.retry import code_of, no_such_bucket
+from granular.aio.http.refusals import code_of, no_such_bucket
 from granular.aio.http.transport import Answer
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.multipart import PartWriter, encode_crc, extend_crc
