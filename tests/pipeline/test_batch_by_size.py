@@ -52,26 +52,26 @@ def test_each_element_is_in_one_batch(data):
     sizes = data.draw(st.lists(st.integers(0, 30), max_size=50))
     docs = dataset(sizes) if data.draw(st.booleans()) else MapDataset.source(clips(sizes))
     align = data.draw(st.integers(1, 3))
-    budget, most = data.draw(st.integers(30, 120)), data.draw(st.none() | st.integers(1, 5))
+    budget, most_elements = data.draw(st.integers(30, 120)), data.draw(st.none() | st.integers(1, 5))
     buckets = data.draw(st.integers(1, 5) | st.lists(st.integers(1, 29), max_size=3).map(lambda tops: [*tops, 30]))
-    batches = docs.batch_by_size('audio', budget, buckets=buckets, max_elements=most, align=align)
+    batches = docs.batch_by_size('audio', budget, buckets=buckets, max_elements=most_elements, align=align)
     assert len(batches) % align == 0
     expected = sorted((i + 1, size) for i, size in enumerate(sizes) if size)
     for epoch in range(2):
         own = epoch_of(batches, epoch)
-        found = [element for batch in own for element in elements_of(batch)]
-        assert sorted(found) == expected
-        for batch in own:
-            elements, top = batch['audio'].shape
-            assert (elements, top) in batches.shapes
-            assert elements <= min(budget // top, most or budget)
-        for shape in batches.shapes:  # a batch is full, or there is one
-            filled = [len(elements_of(batch)) for batch in own if batch['audio'].shape == shape]
-            assert max(filled) == shape[0] >= -(-sum(filled) // len(filled))
-            assert len(filled) == align or sum(filled) > (len(filled) - align) * min(budget // shape[1], most or budget)
+        elements_in = [elements_of(batch) for batch in own]
+        assert sorted(element for elements in elements_in for element in elements) == expected
+        counts: dict[tuple[int, int], list[int]] = {}
+        for batch, elements in zip(own, elements_in, strict=True):
+            counts.setdefault(batch['audio'].shape, []).append(len(elements))
+        assert set(counts) == set(batches.shapes)
+        for (rows, top), filled in counts.items():
+            most = min(budget // top, most_elements or budget)
+            assert max(filled) == rows <= most
+            assert len(filled) == align or sum(filled) > (len(filled) - align) * most  # no batch is needless
         for start in range(0, len(own), align):
             assert len({batch['audio'].shape for batch in own[start : start + align]}) == 1
-            filled = [len(elements_of(batch)) for batch in own[start : start + align]]
+            filled = [len(elements) for elements in elements_in[start : start + align]]
             assert max(filled) - min(filled) <= 1
             assert align > 1 or min(filled) > 0
 
@@ -238,3 +238,15 @@ def test_the_union_of_batches_is_exact_on_changing_numbers_of_hosts():
             found += step
         state = iterators[0].get_state()
     assert plain(found) == plain(list(batches))
+
+
+@pytest.mark.parametrize('ranks', [1, 2, 3, 8, 64])
+def test_all_ranks_have_as_many_steps_and_equal_cost(ranks):
+    batches = dataset().select(['audio']).batch_by_size('audio', 60, buckets=2, align=64)
+    shapes = []
+    for rank in range(ranks):
+        shard = ShardOptions(rank, ranks, drop_remainder=True)
+        shapes.append([batch['audio'].shape for batch in batches.to_iter_dataset(shard_options=shard)])
+    assert len({len(own) for own in shapes}) == 1
+    steps = [set(step) for step in zip(*shapes, strict=True)]
+    assert ranks == 3 or all(len(step) == 1 for step in steps)  # 64 is no multiple of 3

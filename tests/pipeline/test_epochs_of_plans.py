@@ -1,4 +1,4 @@
-"""What a plan is in an epoch: made once for all worker processes, and ahead of the epoch."""
+"""The order of a plan in an epoch is made once for all worker processes, and ahead of the epoch."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What a plan is in the epochs that are read: each is made once, and the next one ahead."""
+"""The orders of a plan in the epochs that are read: each is made once, and the next one ahead."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ _KEPT: Final = 2  # epochs: one that ends while the next begins
 
 
 class Arrangement(NamedTuple):
-    """What a plan is in one epoch."""
+    """The order of a plan in one epoch."""
 
     table: NDArray[Any]  # the position in the epoch of each slot; where documents are concatenated, their ends
     units: NDArray[Any] | None = None  # the row, or group of batches, at each place; None for their own order

@@ -310,7 +310,8 @@ def check_plannable(parent: Source, operation: str) -> None:
         if isinstance(stage, Shuffle) and isinstance(stage.order, Blocks):
             raise InvalidArgumentError(
                 f'{operation}: the elements of a row come from all of the dataset, so that each would read a block of '
-                f'{stage.describe()}: call shuffle(seed=...) without an order before {operation}()'
+                f'{stage.describe()}: call shuffle(seed=...) without an order before {operation}(), or pack the '
+                f'stream of to_iter_dataset(), which reads whole blocks'
             )
         if isinstance(stage, Slice) and (varying := stage.varying()) is not None:
             raise InvalidArgumentError(
