@@ -24,6 +24,8 @@ _JOINED: Final = 64 * MiB  # limits that are copied, so that those of all reader
 class Joinable(PinnedSource[Datapoint_co]):
     """A reader of one dataset or of several, whose datapoints can be read together with those of other readers."""
 
+    _name: str  # of the reader, in errors
+
     @property
     @abc.abstractmethod
     def _datasets(self) -> Datasets:

@@ -173,7 +173,7 @@ class Shuffle(IndexNode):
         source, steps = await find(self, indices)
         return await source.fetch(steps)
 
-    async def find(self, indices: ArrayLike) -> tuple[Source, Ints]:
+    async def _find(self, indices: ArrayLike) -> tuple[Source, Ints]:
         """Return the result of ``look_up``, computed in a thread if the order takes long."""
         steps = self._steps(indices)
         length, source = len(self), self.parents[0]
@@ -206,7 +206,7 @@ async def find(source: Source, indices: ArrayLike) -> tuple[Source, Ints]:
     """Return the next source that does more than to map indices, and its indices, also behind a shuffle."""
     source, steps = look_up(source, np.asarray(indices, np.int64))
     while isinstance(source, Shuffle):
-        source, steps = await source.find(steps)
+        source, steps = await source._find(steps)
     return source, steps
 
 
