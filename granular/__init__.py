@@ -55,11 +55,12 @@ if TYPE_CHECKING:
     from granular.sync.datasets import ShardedDatasetReader as ShardedDatasetReader
     from granular.sync.datasets import ShardedDatasetWriter as ShardedDatasetWriter
     from granular.sync.datasources import ArrayRecordDataSource as ArrayRecordDataSource
+    from granular.sync.datasources import LeRobotDataSource as LeRobotDataSource
     from granular.sync.datasources import MegatronDataSource as MegatronDataSource
     from granular.sync.datasources import ParquetDataSource as ParquetDataSource
     from granular.sync.datasources import TFRecordDataSource as TFRecordDataSource
-    from granular.sync.datasources import TokenWindows as TokenWindows
     from granular.sync.datasources import WebDatasetDataSource as WebDatasetDataSource
+    from granular.sync.datasources import Windows as Windows
     from granular.sync.datasources import open as open  # noqa: A004
     from granular.sync.functions import build_index as build_index
     from granular.sync.functions import clean as clean
@@ -99,8 +100,8 @@ else:
             'granular.sync.caches': 'RedisCache SharedMemoryCache',
             'granular.sync.datasets': 'DatasetReader DatasetWriter ShardedDatasetReader ShardedDatasetWriter',
             'granular.sync.datasources': (
-                'ArrayRecordDataSource MegatronDataSource ParquetDataSource TFRecordDataSource TokenWindows '
-                'WebDatasetDataSource open'
+                'ArrayRecordDataSource LeRobotDataSource MegatronDataSource ParquetDataSource TFRecordDataSource '
+                'WebDatasetDataSource Windows open'
             ),
             'granular.sync.functions': 'build_index clean convert copy_to_local load_state rewrite save_state verify',
             'granular.sync.loader': 'Loader',

@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from granular.aio.datasets.writer import DatasetWriter as DatasetWriter
     from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource as ArrayRecordDataSource
     from granular.aio.datasources.detect import open as open  # noqa: A004
+    from granular.aio.datasources.lerobot import LeRobotDataSource as LeRobotDataSource
     from granular.aio.datasources.megatron.source import MegatronDataSource as MegatronDataSource
     from granular.aio.datasources.parquet.source import ParquetDataSource as ParquetDataSource
     from granular.aio.datasources.parquet.stream import ParquetIterDataset as ParquetIterDataset
     from granular.aio.datasources.tfrecord.source import TFRecordDataSource as TFRecordDataSource
     from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset as TFRecordIterDataset
-    from granular.aio.datasources.token_windows import TokenWindows as TokenWindows
     from granular.aio.datasources.webdataset.source import WebDatasetDataSource as WebDatasetDataSource
+    from granular.aio.datasources.windows import Windows as Windows
     from granular.aio.paths.path import Path as Path
     from granular.aio.pipeline.iter_dataset import IterDataset as IterDataset
     from granular.aio.pipeline.iterator import DatasetIterator as DatasetIterator
@@ -68,12 +69,13 @@ else:
             'granular.aio.datasets.writer': 'DatasetWriter',
             'granular.aio.datasources.arrayrecord.source': 'ArrayRecordDataSource',
             'granular.aio.datasources.detect': 'open',
+            'granular.aio.datasources.lerobot': 'LeRobotDataSource',
             'granular.aio.datasources.megatron.source': 'MegatronDataSource',
             'granular.aio.datasources.parquet.source': 'ParquetDataSource',
             'granular.aio.datasources.parquet.stream': 'ParquetIterDataset',
             'granular.aio.datasources.tfrecord.source': 'TFRecordDataSource',
             'granular.aio.datasources.tfrecord.stream': 'TFRecordIterDataset',
-            'granular.aio.datasources.token_windows': 'TokenWindows',
+            'granular.aio.datasources.windows': 'Windows',
             'granular.aio.datasources.webdataset.source': 'WebDatasetDataSource',
             'granular.aio.pipeline.loader.checkpoints': 'load_state save_state',
             'granular.aio.pipeline.loader.loader': 'Loader',

@@ -8,7 +8,7 @@ import numpy as np
 from granular import formats
 from granular._support.typing import Datapoint_co
 from granular.aio.datasets.codec import Decoders
-from granular.aio.datasources import detect, token_windows
+from granular.aio.datasources import detect, lerobot, windows
 from granular.aio.datasources.arrayrecord import source as arrayrecord
 from granular.aio.datasources.megatron import source as megatron
 from granular.aio.datasources.parquet import source as parquet
@@ -25,6 +25,15 @@ from granular.sync.readers import Copyable, DatapointReader, RecordReader
 class ArrayRecordDataSource(RecordReader[arrayrecord.ArrayRecordDataSource, bytes], Batched):
     @constructing(arrayrecord.ArrayRecordDataSource)
     def __init__(self) -> None: ...
+
+
+class LeRobotDataSource(DatapointReader[lerobot.LeRobotDataSource[Datapoint_co], Datapoint_co]):
+    @constructing(lerobot.LeRobotDataSource)
+    def __init__(self) -> None: ...
+
+    fields: tuple[str, ...] = passed_on(lerobot.LeRobotDataSource.fields)
+    fps: float = passed_on(lerobot.LeRobotDataSource.fps)
+    sizes = blocking(lerobot.LeRobotDataSource.sizes, immediate=True)
 
 
 class MegatronDataSource(DatapointReader[megatron.MegatronDataSource[Datapoint_co], Datapoint_co]):
@@ -57,11 +66,9 @@ class WebDatasetDataSource(DatapointReader[webdataset.WebDatasetDataSource[Datap
     fields: tuple[str, ...] = passed_on(webdataset.WebDatasetDataSource.fields)
 
 
-class TokenWindows(RecordReader[token_windows.TokenWindows, token_windows.Window], Batched):
-    @constructing(token_windows.TokenWindows)
+class Windows(RecordReader[windows.Windows, windows.Window], Batched):
+    @constructing(windows.Windows)
     def __init__(self) -> None: ...
-
-    dtype: np.dtype[Any] = passed_on(token_windows.TokenWindows.dtype)
 
 
 Opened = DatasetReader | ShardedDatasetReader | Any
@@ -70,7 +77,7 @@ Opened = DatasetReader | ShardedDatasetReader | Any
 _CLASSES: Final[Mapping[str, Any]] = {
     cls.__name__: cls
     for cls in (
-        *(DatasetReader, ShardedDatasetReader, BagReader),
+        *(DatasetReader, ShardedDatasetReader, BagReader, LeRobotDataSource),
         *(ArrayRecordDataSource, MegatronDataSource, ParquetDataSource, TFRecordDataSource, WebDatasetDataSource),
     )
 }

@@ -33,7 +33,7 @@ LAYERS = (
         'view': 'the local web page of `granular view`',
         'aio.conversion': 'conversion of other formats into sharded datasets, copies on the local disk, archives',
     },
-    {'aio.datasources': 'files of other formats, windows over tokens, and `open`'},
+    {'aio.datasources': 'files of other formats, windows over episodes, and `open`'},
     {'aio.datasets': 'specs, layouts, shards: readers, writers, verification, cleaning'},
     {
         'aio.bags': 'records and their limits',

@@ -16,7 +16,7 @@ PAIRS = [
     (getattr(granular, name), getattr(aio, name))
     for name in (
         'ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetIterator', 'DatasetReader', 'DatasetWriter',
-        'Loader', 'MapDataset', 'MegatronDataSource', 'ParquetDataSource', 'Path', 'TFRecordDataSource', 'TokenWindows',
+        'Loader', 'MapDataset', 'MegatronDataSource', 'ParquetDataSource', 'Path', 'TFRecordDataSource', 'Windows',
         'WebDatasetDataSource',
     )
 ] + [
@@ -37,6 +37,7 @@ ONLY_ASYNC = {'abort', 'aclose', 'arguments', 'bags', 'choose', 'get', 'open', '
     'describe',
     'divides',
     'elementwise',
+    'find',
     'identity',
     'in_first_epoch',
     'keep_selections',

@@ -389,7 +389,7 @@ def test_fingerprint_separates_versions_behind_other_sources(tmp_path, redis_ser
         with granular.DatasetWriter(root, {'x': 'array'}, granular.encoders) as writer:
             writer.append({'x': np.full(4, number)})
         with granular.DatasetReader(root, granular.decoders) as reader:
-            windows = granular.TokenWindows(reader, 'x', 2)
+            windows = granular.Windows(reader, {'x': 2}, 2)
             with granular.SharedMemoryCache(reader, max_bytes=1 << 16) as inner:
                 for source in (windows, inner):
                     with granular.RedisCache(source, redis_server.url, namespace=space) as cache:

@@ -138,6 +138,11 @@ def test_masks_select_keys(reader):
     assert reader[9, {'frames': slice(2, None)}] == {'frames': frames[2:]}
     assert reader[9, {'frames': slice(-1, None)}] == {'frames': frames[-1:]}
     assert reader[9, {'frames': slice(1, 100)}] == {'frames': frames[1:]}
+    assert reader[9, {'frames': range(0, 10, 3)}] == {'frames': frames[::3]}
+    assert reader[9, {'frames': slice(None, None, -2)}] == {'frames': frames[::-2]}
+    assert reader[9, {'frames': [3, 0, -1, 0]}] == {'frames': [frames[3], frames[0], frames[-1], frames[0]]}
+    assert reader.fetch([9, 9], {'frames': np.array([2])}) == [{'frames': frames[2:3]}] * 2
+    assert reader[9, {'frames': []}] == {'frames': []}
     assert reader.fetch([9, 4, 9], {'frames': range(1, 3)}) == [
         {'frames': frames[1:3]},
         {'frames': [b'4-1', b'4-2']},
@@ -158,7 +163,9 @@ def test_available_reports_lengths_of_sequences(reader):
         ({'nope': True}, UnknownKeyError, KeyError),
         (('title', 'nope'), UnknownKeyError, KeyError),
         ({'title': range(2)}, InvalidArgumentError, ValueError),
-        ({'frames': range(0, 4, 2)}, InvalidArgumentError, ValueError),
+        ({'frames': range(4, 0, -1)}, InvalidArgumentError, ValueError),
+        ({'frames': [0, 4]}, OutOfRangeError, IndexError),
+        ({'frames': [0.5]}, InvalidArgumentError, ValueError),
         ({'frames': range(3, 1)}, InvalidArgumentError, ValueError),
         ({'frames': 3}, InvalidArgumentError, ValueError),
         ({'frames': range(5, 7)}, OutOfRangeError, IndexError),
@@ -297,7 +304,7 @@ def test_reader_that_another_thread_closes_is_a_closed_error(tmp_path, kind):
         if kind == 'bag':
             return granular.BagReader(path / '000000' / 'x.bag')
         if kind == 'windows':
-            return granular.TokenWindows(whole, 'x', 1)
+            return granular.Windows(whole, {'x': 1})
         return granular.DatasetReader(path / '000000', cache_keys=('x', 'refs') if kind == 'cached' else ())
 
     def read(reader, errors):

@@ -435,7 +435,7 @@ def test_windows_over_replaced_shards(bucket, monkeypatch, caplog):
     granular.build_index(folder)
     write_tokens(1, 100)
     with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
-        with granular.TokenWindows(reader, 't', 2) as windows:
+        with granular.Windows(reader, {'t': 2}, 2, 'drop') as windows:
             assert [window['t'].tolist() for window in windows] == [
                 [0, 1],
                 [2, 3],

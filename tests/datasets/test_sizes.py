@@ -83,7 +83,7 @@ async def test_async(tmp_path):
     [
         (
             [np.zeros(3, np.float32), np.zeros(5, np.int8)],
-            'datapoint 1.*expected arrays of one dimension',
+            'datapoint 1.*expected arrays of one dtype, and of one shape',
         ),
         ([np.zeros(3, np.float32), np.zeros((3, 2), np.int16)], 'datapoint 1.*got dtype int16 and shape'),
         ([np.ones(4, np.int32)] * 2 + [np.ones(4, np.int64)], 'datapoint 2.*got dtype int64'),

@@ -254,7 +254,7 @@ def test_windows_over_arrays_of_other_bytes_are_refused(tmp_path):
         shutil.rmtree(tmp_path / 'x', ignore_errors=True)
         with granular.DatasetWriter(tmp_path / 'x', {'tokens': 'array'}) as writer:
             writer.append({'tokens': np.arange(length)})
-        with granular.open(tmp_path / 'x') as reader, granular.TokenWindows(reader, 'tokens', 10) as windows:
+        with granular.open(tmp_path / 'x') as reader, granular.Windows(reader, {'tokens': 10}, 10, 'drop') as windows:
             with iter(MapDataset.source(windows).to_iter_dataset()) as iterator:
                 if length == 40:
                     state = iterator.get_state()

@@ -185,7 +185,7 @@ def interrupting(place: str, proxy: FaultProxy, patch: pytest.MonkeyPatch, *numb
 ITERATORS: dict[str, Callable[[granular.Path], Any]] = {
     'BagReader': lambda folder: granular.BagReader(folder / 'data/000000/n.bag'),
     'ShardedDatasetReader': lambda folder: granular.ShardedDatasetReader(folder / 'data', granular.decoders),
-    'TokenWindows': lambda folder: granular.TokenWindows(ITERATORS['ShardedDatasetReader'](folder), 'x', 2),
+    'Windows': lambda folder: granular.Windows(ITERATORS['ShardedDatasetReader'](folder), {'x': 2}),
     'ParquetDataSource': lambda folder: granular.ParquetDataSource(folder / 'file.parquet'),
     'ParquetIterDataset': lambda folder: granular.ParquetIterDataset(folder / 'file.parquet'),
     'lines of a file': lambda folder: (folder / 'lines').open(),

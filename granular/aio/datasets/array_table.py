@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,15 @@ async def record_sizes(shards: Sequence[Columns], key: str) -> tuple[Ints, Ints]
     return starts, stops - starts
 
 
+class Spans(NamedTuple):
+    """Byte ranges of the bags of some datapoints: of parts of their arrays, and behind them of heads."""
+
+    datapoints: Ints
+    starts: Ints
+    stops: Ints
+    unchecked: Ints  # the datapoints of the heads
+
+
 class ArrayTable:
     """The arrays of a key that all have one dtype, and one shape beside their length.
 
@@ -54,25 +63,23 @@ class ArrayTable:
         self.counts: Ints = sizes
 
     @classmethod
-    async def read(cls, shards: Sequence[Columns], key: str, flat: bool = False) -> Self:
-        """Compute where each array is, and how long; ``flat`` refuses arrays of more than one dimension.
+    async def read(cls, shards: Sequence[Columns], key: str) -> Self:
+        """Compute where each array is, and how long.
 
         Raises:
           InvalidArgumentError: if an array has another dtype or shape than the first one; it names the datapoint.
           CorruptDatasetError: if a record is no array.
         """
-        return await retry_if_corrupt(
-            any(columns.is_remote for columns in shards), lambda: cls._read(shards, key, flat)
-        )
+        return await retry_if_corrupt(any(columns.is_remote for columns in shards), lambda: cls._read(shards, key))
 
     @classmethod
-    async def _read(cls, shards: Sequence[Columns], key: str, flat: bool) -> Self:
+    async def _read(cls, shards: Sequence[Columns], key: str) -> Self:
         starts, sizes = await record_sizes(shards, key)
         table = cls(shards, key, starts, sizes)
         if not len(starts):
             return table
         table.dtype, shape = await table._read_head(0, starts[0], sizes[0])
-        if not shape or (flat and shape[1:]) or not math.prod(shape[1:]) * table.dtype.itemsize:
+        if not shape or not math.prod(shape[1:]) * table.dtype.itemsize:
             raise table.refused(0, f'dtype {table.dtype} and shape {shape}')
         table.shape = shape[1:]
         counts = array_counts(sizes, table.dtype, table.shape)
@@ -103,8 +110,8 @@ class ArrayTable:
     def refused(self, datapoint: int, got: str) -> InvalidArgumentError:
         """Return the error for an array that is not like the others."""
         return InvalidArgumentError(
-            f'{self.describe(datapoint)}: expected arrays of one dimension and one dtype, got {got}: write such '
-            f'arrays, such as x[:, 0] of a recording x, or use a data source of your own'
+            f'{self.describe(datapoint)}: expected arrays of one dtype, and of one shape beside their length, got '
+            f'{got}: write such arrays'
         )
 
     async def parts(self, datapoints: Ints, begins: Ints, stops: Ints) -> list[NDArray[Any]]:
@@ -116,25 +123,33 @@ class ArrayTable:
             for i, part in zip(filled.tolist(), read, strict=True):
                 out[i] = part
             return out
+        spans = self.spans(datapoints, begins, stops)
+
+        async def read_all() -> list[NDArray[Any]]:
+            return await self.cut(spans, await self._read_bytes(*spans[:3]))
+
+        return await retry_if_corrupt(self._remote, read_all)
+
+    def spans(self, datapoints: Ints, begins: Ints, stops: Ints) -> Spans:
+        """Return where the bytes of parts of arrays are, and the heads of arrays that were not compared yet."""
         starts, ends = (self._starts[datapoints] + limits * self._step for limits in (begins, stops))
         unchecked = np.unique(datapoints[~self._checked[datapoints]])
-        owners = datapoints
-        if len(unchecked):
-            counts = self.counts[unchecked].tolist()
-            heads = np.array([len(array_head(self.dtype, count, self.shape)) for count in counts])
-            owners = np.append(owners, unchecked)
-            starts = np.append(starts, self._starts[unchecked] - heads)
-            ends = np.append(ends, self._starts[unchecked])
+        if not len(unchecked):
+            return Spans(datapoints, starts, ends, unchecked)
+        counts = self.counts[unchecked].tolist()
+        heads = np.array([len(array_head(self.dtype, count, self.shape)) for count in counts])
+        begun = self._starts[unchecked]
+        return Spans(
+            np.append(datapoints, unchecked), np.append(starts, begun - heads), np.append(ends, begun), unchecked
+        )
 
-        async def read_all() -> list[bytes]:
-            parts = await self._read_bytes(owners, starts, ends)
-            for owner, head in zip(unchecked.tolist(), parts[len(datapoints) :], strict=True):
-                await self._check_head(owner, head)
-            return parts
-
-        parts = await retry_if_corrupt(self._remote, read_all)
-        self._checked[unchecked] = True
-        return [np.frombuffer(part, self.dtype).reshape(-1, *self.shape) for part in parts[: len(datapoints)]]
+    async def cut(self, spans: Spans, parts: Sequence[bytes]) -> list[NDArray[Any]]:
+        """Return parts of arrays for the bytes of their spans, after their heads were compared."""
+        count = len(parts) - len(spans.unchecked)
+        for datapoint, head in zip(spans.unchecked.tolist(), parts[count:], strict=True):
+            await self._check_head(datapoint, head)
+        self._checked[spans.unchecked] = True
+        return [np.frombuffer(part, self.dtype).reshape(-1, *self.shape) for part in parts[:count]]
 
     async def _read_head(self, datapoint: int, start: Any, size: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
         (head,) = await self._read_bytes(np.array([datapoint]), np.array([start]), np.array([start + min(_HEAD, size)]))

@@ -21,6 +21,7 @@ from granular.metrics import DECODE, record_time, timed, timing
 Encoders = Mapping[str, Encoder] | None
 Decoders = Mapping[str, Decoder] | None
 
+_VIDEOS: Final = ('mp4', 'webm')
 _INLINE: Final = MiB  # bytes that cheap decoders may process on the event loop: well under a millisecond
 
 
@@ -39,6 +40,11 @@ Locate = Callable[[Field, int], tuple[str, int | str]]
 def raw(value: Any) -> Any:
     """Return the value: the encoder or decoder of raw bytes."""
     return value
+
+
+def is_video(field: Field) -> bool:
+    """Return whether values of a field are videos, of which some frames can be decoded."""
+    return field.kind in _VIDEOS and field.fn is formats.decoders[field.kind]
 
 
 def check_decoders(decoders: Decoders) -> Mapping[str, Decoder]:

@@ -9,8 +9,9 @@ from granular._support.indexing import Ints, cut_into, owner_of, sums_of
 from granular.aio.bags.records import Adjacent, Rows, read_adjacent, read_records
 from granular.aio.datasets.codec import Field, decode_records, decoding, raw
 from granular.aio.datasets.columns import Choice, Columns, Datapoint
+from granular.aio.datasets.masks import picked
 from granular.aio.datasets.picks import BAGS, PACKED, Picks
-from granular.aio.datasets.references import Referenced, clip, unpack_rows
+from granular.aio.datasets.references import Referenced, unpack_rows
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import Calls
 from granular.aio.stores.fanout import retry_if_corrupt
@@ -180,9 +181,11 @@ def record_rows(picks: Picks, choice: Choice, references: Referenced) -> tuple[R
         return Rows(bags, owners, sizes, first), None
     if choice.selection is not True:
         names = (picks.columns(i).name for i, size in enumerate(sizes.tolist()) for _ in range(size))
-        rows = zip(first.tolist(), count.tolist(), indices.tolist(), names, strict=True)
-        clipped = [clip(f, c, choice.selection, key, index, name) for f, c, index, name in rows]
-        first, count = np.array(clipped, np.int64).reshape(-1, 2).T
+        rows = zip(count.tolist(), indices.tolist(), names, strict=True)
+        chosen = [picked(c, choice.selection, key, index, name) for c, index, name in rows]
+        count = np.array([len(own) for own in chosen], np.int64)
+        records = first.repeat(count) + np.concatenate([*chosen, first[:0]])
+        return Rows(bags, owners, sums_of(count, sizes), records), count
     totals, ends = sums_of(count, sizes), np.cumsum(sizes)
     for i in np.flatnonzero(totals > lengths).tolist():
         own = slice(ends[i] - sizes[i], ends[i])

@@ -1,6 +1,7 @@
 """The columns of an opened dataset, and the read of one datapoint."""
 
 import copy
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
@@ -11,15 +12,16 @@ from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.tables import PackedReferences
 from granular.aio.datasets.codec import Field, decode_error
-from granular.aio.datasets.references import References, clip
+from granular.aio.datasets.masks import Mask, Selection, check_selection, picked
+from granular.aio.datasets.references import References
 from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.user_functions import CONTROL, raise_control
 from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import CorruptDatasetError, InvalidArgumentError, UnknownKeyError
+from granular.formats.frames import decode_frames
 from granular.formats.layout import Layout, Spec, unpack_refs
 
 Datapoint = dict[str, Any]
-Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
 
 
 _MASKS: Final = 16  # whose fields are remembered
@@ -28,7 +30,7 @@ _MASKS: Final = 16  # whose fields are remembered
 class Choice(NamedTuple):
     field: Field
     number: int  # its position in the spec, which is that of its references
-    selection: bool | range | slice  # True for all values; otherwise the part of a sequence
+    selection: Selection
 
 
 class Columns:
@@ -102,7 +104,7 @@ class Columns:
 
     def choose(self, mask: Mask) -> list[Choice]:
         """Return the fields that a mask selects; raise ``UnknownKeyError`` for a key that is not in the spec, and
-        ``InvalidArgumentError`` for a range of a key that is not a sequence, or a range with a step.
+        ``InvalidArgumentError`` for a part of a value that is neither a sequence nor a video.
         """
         if mask is None:
             return self.choices
@@ -118,8 +120,8 @@ class Columns:
             self._chosen[mask] = chosen
         return chosen
 
-    def _choose(self, mask: Mapping[str, bool | range | slice] | Iterable[str]) -> list[Choice]:
-        selections: Mapping[str, bool | range | slice]
+    def _choose(self, mask: Mapping[str, Selection] | Iterable[str]) -> list[Choice]:
+        selections: Mapping[str, Selection]
         keys = [mask] if isinstance(mask, str) else mask
         try:
             selections = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, True)
@@ -135,7 +137,11 @@ class Columns:
             if selection is False:
                 continue
             if selection is not True:
-                _check_selection(selection, choice.field, self.name)
+                check_selection(selection, choice.field, self.name)
+                if not choice.field.many:
+                    fn = functools.partial(decode_frames, frames=selection)
+                    chosen.append(choice._replace(field=choice.field._replace(fn=fn)))
+                    continue
             chosen.append(choice._replace(selection=selection))
         return chosen
 
@@ -156,8 +162,8 @@ class Columns:
                 first, count = refs[number]
                 self.check_reference(key, index, first, count)
                 if field.many:
-                    first, count = clip(first, count, selection, key, index, self.name)
-                    records = [bags[key].read_now(i) for i in range(first, first + count)]
+                    chosen = picked(count, selection, key, index, self.name)
+                    records = [bags[key].read_now(first + int(i)) for i in chosen]
                 else:
                     record = bags[key].read_now(first)
             try:
@@ -198,18 +204,3 @@ class Columns:
             raise CorruptDatasetError(
                 f'{self.name}: {len(once)} datapoints refer to {total} records of key {key!r}, whose bag has {length}'
             )
-
-
-def _check_selection(selection: Any, field: Field, name: str) -> None:
-    if not field.many:
-        raise InvalidArgumentError(
-            f'{name}: key {field.key!r} is not a sequence: expected True in the mask, got {selection!r}'
-        )
-    if not isinstance(selection, range | slice) or selection.step not in (None, 1):
-        raise InvalidArgumentError(
-            f'{name}: key {field.key!r}: expected True or a range without a step, got {selection!r}'
-        )
-    if not all(limit is None or hasattr(limit, '__index__') for limit in (selection.start, selection.stop)):
-        raise InvalidArgumentError(f'{name}: key {field.key!r}: expected integers as limits, got {selection!r:.100}')
-    if isinstance(selection, range) and not 0 <= selection.start <= selection.stop:
-        raise InvalidArgumentError(f'{name}: key {field.key!r}: expected 0 <= start <= stop, got {selection!r}')

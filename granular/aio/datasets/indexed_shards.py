@@ -12,10 +12,11 @@ from granular._support.text import logger
 from granular.aio.bags.identity import FileIdentity, Identity, check_files
 from granular.aio.bags.index_cache import FolderState, Proof, Snapshot
 from granular.aio.datasets.codec import Field
-from granular.aio.datasets.columns import Columns, Mask
+from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.comparison import Pins, find_moved, is_shard_unchanged
 from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.aio.datasets.index import DatasetIndex
+from granular.aio.datasets.masks import Mask
 from granular.aio.datasets.picks import Datasets
 from granular.aio.paths.path import Path
 from granular.aio.runtime.immediate import Rest, is_immediate

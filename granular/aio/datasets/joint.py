@@ -108,7 +108,7 @@ class JointReader(Joint):
         if wrong.any():
             position = int(wrong.argmax())
             reader = self._readers[owners[owner_of(counts, position)]]
-            indices_of(indices[position : position + 1], len(reader), reader._name)  # raises the error
+            indices_of(indices[position : position + 1], len(reader), f'{reader.directory}')  # raises the error
         positions: Ints = np.where(indices < 0, indices + sizes, indices) + self._starts[owners].repeat(counts)
         return positions
 

@@ -8,9 +8,10 @@ import numpy as np
 from granular._support.indexing import Ints
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
-from granular.aio.datasets.columns import Columns, Mask
+from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.dataset import Dataset, all_or_none, join_tables
 from granular.aio.datasets.listing import Listing
+from granular.aio.datasets.masks import Mask
 from granular.aio.datasets.picks import Datasets
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import for_each

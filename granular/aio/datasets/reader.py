@@ -19,10 +19,11 @@ from granular.aio.bags.records import FEW, Adjacent
 from granular.aio.datasets.array_table import ArrayTable
 from granular.aio.datasets.codec import Decoders, Field, raw
 from granular.aio.datasets.column_reads import as_datapoints, available, read_buffers, read_columns, read_stored
-from granular.aio.datasets.columns import Choice, Columns, Datapoint, Mask
+from granular.aio.datasets.columns import Choice, Columns, Datapoint
 from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions, join_tables
 from granular.aio.datasets.joint import Joinable, JointReader
+from granular.aio.datasets.masks import Mask
 from granular.aio.datasets.picks import Datasets, Picks, alone
 from granular.aio.datasets.sizes import read_sizes
 from granular.aio.paths.path import Path
@@ -133,8 +134,8 @@ class DatapointReader(Joinable[Datapoint_co]):
 
         Args:
           index: an integer (negative counts from the end) or a slice.
-          mask: the keys to read; or a mapping from keys to True, or to a range of a sequence's values, which is clipped
-            to the sequence's length.
+          mask: the keys to read; or a mapping from keys to True, or to some values of a sequence or frames of a video:
+            a list of their indices, or a range, which is clipped to their number.
 
         Raises:
           OutOfRangeError: an ``IndexError``, for an index out of range, or a mask's range that begins beyond the end.

@@ -10,7 +10,7 @@ from granular.aio.bags.bag import Bag
 from granular.aio.bags.records import Rows, read_records
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.fanout import retry_if_corrupt
-from granular.errors import CorruptDatasetError, OutOfRangeError
+from granular.errors import CorruptDatasetError
 from granular.formats.bit_packing import pack
 from granular.formats.dataset_index import ANY, RUNS, SAME
 from granular.formats.layout import Spec, is_sequence, unpack_refs
@@ -108,17 +108,3 @@ async def _read_references(refs: Bag, spec: Spec, indices: range) -> tuple[Ints,
         return first, count
 
     return await retry_if_corrupt(refs.is_remote, read)
-
-
-def clip(first: int, count: int, selection: bool | range | slice, key: str, index: int, name: str) -> tuple[int, int]:
-    """Return the first record and the number of records that a mask selects of a sequence, clipped to its length; raise
-    ``OutOfRangeError`` for a range that begins beyond the end of the sequence.
-    """
-    if selection is True:
-        return first, count
-    if isinstance(selection, slice):
-        start, stop, _ = selection.indices(count)
-        return first + start, max(0, stop - start)
-    if not isinstance(selection, range) or selection.start > count:
-        raise OutOfRangeError(f'{name}: datapoint {index}, key {key!r}: the mask selects {selection} of {count} values')
-    return first + selection.start, min(selection.stop, count) - selection.start

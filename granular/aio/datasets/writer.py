@@ -474,7 +474,7 @@ async def append_columns(writer: DatasetWriter, columns: Mapping[str, StoredColu
     """Append datapoints, given by the records of each key, or their references in bags that are copied."""
     writer._check_usable()
     writer._failed = True  # only some of the bags have the datapoints until the end
-    await offload(add_columns, writer._bags, writer._refs, writer._spec, columns)
+    await offload(add_columns, writer._bags, writer._refs, writer.spec, columns)
     writer._length += count
     if any(bag.is_full for bag in writer._writers):
         await writer._flush_bags()

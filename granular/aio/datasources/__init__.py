@@ -1,1 +1,1 @@
-"""Data sources: files of other formats, and windows over tokens. Async API."""
+"""Data sources: files of other formats, and windows over episodes. Async API."""

@@ -20,6 +20,7 @@ from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource, f
 from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, no_split, of_pattern
 from granular.aio.datasources.discovery.names import ENDINGS, format_of, kind_of, pair_of
 from granular.aio.datasources.indexed_files import IndexedFiles, files_of
+from granular.aio.datasources.lerobot import INFO, LeRobotDataSource
 from granular.aio.datasources.megatron.source import MegatronDataSource, index_beside
 from granular.aio.datasources.parquet.source import ParquetDataSource
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
@@ -76,6 +77,7 @@ async def open(  # noqa: A001
     ======================================================  =======================
     a folder with a ``spec.json``                           `DatasetReader`
     a folder with shards                                    `ShardedDatasetReader`
+    a folder with a ``meta/info.json``                      `LeRobotDataSource`
     ``*.bag``                                               `BagReader`
     ``*.array_record``, ``*.arrayrecord``                   `ArrayRecordDataSource`
     ``*.parquet``, ``*.pq``                                 `ParquetDataSource`
@@ -154,7 +156,7 @@ def _of_others(file: Path | None, format: str | None) -> Any:
 
 def _refuse_options(path: Paths, options: Mapping[str, Any]) -> None:
     """Raise ``InvalidArgumentError`` for options that no reader has, before anything is asked for."""
-    readers = (DatasetReader, ShardedDatasetReader, BagReader, *CLASSES.values())
+    readers = (DatasetReader, ShardedDatasetReader, BagReader, LeRobotDataSource, *CLASSES.values())
     known = {name for reader in readers for name in _options(reader)}
     if unknown := sorted(options.keys() - known):
         close = [f'for {name}, pass {" or ".join(found)}' for name in unknown if (found := _similar(name, known))]
@@ -171,7 +173,9 @@ def _similar(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _options(cls: Any) -> list[str]:
-    return [name for name in inspect.signature(cls).parameters if name not in ('directory', 'source', 'paths')]
+    return [
+        name for name in inspect.signature(cls).parameters if name not in ('directory', 'folder', 'source', 'paths')
+    ]
 
 
 def _refuse_split(split: str | None, name: str) -> None:
@@ -199,6 +203,9 @@ async def _open_folder(
         if is_dataset or await has_shards(folder, entries):
             _refuse_split(split, f'{folder}')
             return await _open(DatasetReader if is_dataset else ShardedDatasetReader, folder, decoders, options)
+        if any(entry.name == 'meta' for entry in entries) and await has_optional(folder / INFO):
+            _refuse_split(split, f'{folder}')
+            return await _open(LeRobotDataSource, folder, decoders, options)
     if not entries:
         if (opened := await _open_beside(folder, format, split, decoders, options)) is not None:
             return opened

@@ -17,7 +17,7 @@ _MATROSKA: Final = b'\x1aE\xdf\xa3'
 # Brands of images and sound in the same container: HEIC, AVIF, M4A.
 _NO_VIDEOS: Final = (b'heic', b'heix', b'hevc', b'heim', b'heis', b'mif1', b'msf1', b'avif', b'avis', b'M4A ', b'M4B ')
 _SEGMENT: Final = b'\x18S\x80g'
-_MAX_VIDEO: Final = 4 << 30
+MAX_VIDEO: Final = 4 << 30
 
 
 def video_type(data: Buffer) -> str:
@@ -48,7 +48,7 @@ def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h
         return checked_file(value, format, 'video', video_type(value) == format)
     if not isinstance(fps, numbers.Rational) or fps <= 0:
         raise EncodeError(f'{format}: expected fps as an integer or a fraction > 0, got {fps!r:.100}')
-    av = _pyav()
+    av = pyav()
     array = as_array(value)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3 or 0 in array.shape:
         raise EncodeError(
@@ -76,7 +76,7 @@ def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h
     return stream.getvalue()
 
 
-def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint8]:
+def decode_video(buffer: Buffer, max_bytes: int = MAX_VIDEO) -> NDArray[np.uint8]:
     """Decode a video, in MP4 or WebM, as uint8 of shape (frames, height, width, 3).
 
     Args:
@@ -86,16 +86,14 @@ def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint
     Raises:
       DecodeError: if it is not such a file, is damaged or truncated, or its frames have more bytes.
     """
-    av = _pyav()
+    av = pyav()
     to_rgb = frame_converter()
     frames: list[Any] = []
     size = 0
     # The format is given, as other formats of FFmpeg are lists of further files and URLs, which it would open.
     container_format = 'matroska' if buffer[:4] == _MATROSKA else 'mp4'
     try:
-        length = (_length_of_webm if container_format == 'matroska' else _length_of_mp4)(buffer)
-        if length > len(buffer):
-            raise DecodeError(f'expected a video of {length} bytes, got {len(buffer)}: the file is truncated')
+        check_complete(buffer)
         options = {'max_pixels': str(max_bytes // 3)}
         with av.open(io.BytesIO(buffer), format=container_format, options=options) as container:
             for frame in container.decode(video=0):
@@ -115,7 +113,14 @@ def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint
         raise DecodeError(f'{len(buffer)} bytes are not a video that PyAV supports: {error!r:.200}') from error
 
 
-# FFmpeg reads a truncated file as far as it goes, so these return the position at which its frames end.
+def check_complete(data: Buffer) -> None:
+    """Raise ``DecodeError`` for a truncated file, which FFmpeg reads as far as it goes."""
+    length = (_length_of_webm if data[:4] == _MATROSKA else _length_of_mp4)(data)
+    if length > len(data):
+        raise DecodeError(f'expected a video of {length} bytes, got {len(data)}: the file is truncated')
+
+
+# These return the position at which the frames end.
 
 
 def _length_of_mp4(data: Buffer) -> int:
@@ -155,11 +160,11 @@ def frame_converter(form: str = 'rgb24') -> Callable[[Any], Any]:
     """
     reformatter = import_extra('av.video.reformatter', 'formats', 'videos need PyAV').VideoReformatter()
     # Videos are decoded by many threads already. Before version 17, converters have no threads.
-    threads = {'threads': 1} if int(_pyav().__version__.partition('.')[0]) >= 17 else {}
+    threads = {'threads': 1} if int(pyav().__version__.partition('.')[0]) >= 17 else {}
     return functools.partial(reformatter.reformat, format=form, **threads)
 
 
-def _pyav() -> Any:
+def pyav() -> Any:
     return import_extra('av', 'formats', 'videos need PyAV')
 
 

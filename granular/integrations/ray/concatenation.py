@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from granular._support.indexing import Ints, indices_of
 from granular.aio.bags.records import Adjacent
-from granular.aio.datasets.columns import Mask
+from granular.aio.datasets.masks import Mask
 from granular.aio.datasets.reader import DatasetReader, fetch_buffers
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.tasks import gather

@@ -12,7 +12,7 @@ from granular.aio.bags.identity import Identity
 from granular.aio.bags.records import Adjacent
 from granular.aio.conversion.on_ray import shared
 from granular.aio.datasets.codec import Decoders
-from granular.aio.datasets.columns import Mask
+from granular.aio.datasets.masks import Mask
 from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files, pinned
 from granular.aio.datasets.sharded_reader import columns_of_shards, compare_shards
 from granular.aio.paths.path import Path

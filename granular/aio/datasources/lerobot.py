@@ -1,0 +1,371 @@
+"""Datasets of LeRobot: Parquet files of states, and an MP4 file of each camera, in its versions 2 and 3."""
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Self, SupportsIndex, TypeVar, overload
+
+import numpy as np
+
+from granular._support.indexing import Ints, grouped, index_of, indices_of, integers_of, placed
+from granular._support.lazy import import_extra
+from granular._support.typing import Datapoint_co
+from granular.aio.datasets.clips import Clips, FrameTables, frames_of
+from granular.aio.datasets.steps import Steps, Values
+from granular.aio.datasources.arguments import Mask, names_in
+from granular.aio.datasources.indexed_files import read_files
+from granular.aio.datasources.parquet.source import ParquetDataSource
+from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
+from granular.aio.pipeline.data_source import OpenedDataSource
+from granular.aio.runtime.lifecycle import ensure_open
+from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.threads import map_threads
+from granular.aio.stores import Request, Stat
+from granular.errors import ClosedError, CorruptDatasetError, DecodeError, NotFoundError, UnsupportedError
+from granular.formats import decode_image
+
+T = TypeVar('T')
+
+INFO: Final = 'meta/info.json'
+_VERSIONS: Final = ('v2.', 'v3.')
+_TASK: Final = 'task'
+
+
+class LeRobotDataSource(OpenedDataSource[Datapoint_co]):
+    """Random access to the episodes of a dataset of LeRobot, version 2 or 3, on a disk or in a bucket.
+
+    ::
+
+        async with granular.aio.open('s3://bucket/pusht') as episodes:
+            windows = granular.aio.Windows(episodes, {'observation.state': (-1, 1), 'observation.images.left': [0]})
+
+    An episode is a dict with a value for each step: an array for each feature of numbers, uint8 of shape (steps,
+    height, width, 3) for each camera, and lists of texts, with ``task`` beside the features. Frames of videos are those
+    that are shown at the times of the steps. :class:`Windows` read the parts of the videos that have their frames, and
+    the row groups of Parquet that have their states.
+
+    Opening takes a request for each Parquet file. Memory: 40 bytes per episode and camera, and that of
+    :class:`ParquetDataSource`.
+
+    Args:
+      folder: the folder that has ``meta/info.json``.
+
+    Raises:
+      NotFoundError: if a file of the dataset does not exist.
+      UnsupportedError: for another version of the format.
+      CorruptDatasetError: if its tables contradict each other.
+    """
+
+    def __init__(self, folder: AnyPath) -> None:
+        import_extra('pyarrow', 'parquet')
+        super().__init__()
+        self.folder: Path = Path(folder)
+        self._name = f'{self.folder}'
+        self._info: dict[str, Any] = {}
+        self._kinds: dict[str, str] = {}  # of each key: a dtype, 'video', 'image' or 'string'
+        self._rows: ParquetDataSource[Any] | None = None
+        self._starts: Ints = np.zeros(1, np.int64)  # rows before each episode
+        self._tasks: dict[int, str] = {}
+        self._videos: dict[
+            str, tuple[list[Path], Ints, Any]
+        ] = {}  # files; of each episode the file, and its start there
+        self._stats: dict[Path, Stat] = {}
+        self._tables = FrameTables()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.folder,)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self._name!r})'
+
+    def identity(self) -> tuple[Any, ...]:
+        return self.folder.store.fingerprint, self._name, json.dumps(self._info, sort_keys=True), len(self)
+
+    def nbytes(self, mask: Mask | None = None) -> int | None:
+        return None if self._rows is None else self._rows.nbytes()
+
+    def _file_bytes(self, mask: Any) -> int | None:
+        return self.nbytes()
+
+    # --- opening
+
+    async def _open(self) -> None:
+        await self.folder.store.ready()
+        try:
+            self._info = json.loads(await self._file(INFO).read_bytes())
+            version, features = self._info['codebase_version'], self._info['features']
+            self._kinds = {key: feature['dtype'] for key, feature in features.items()}
+            self._fps = float(self._info['fps'])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptDatasetError(
+                f'{self.folder / INFO}: not the description of a dataset: {error!r:.200}'
+            ) from error
+        if not str(version).startswith(_VERSIONS):
+            raise UnsupportedError(f'{self._name}: expected LeRobot v2 or v3, got {version!r:.100}')
+        await (self._open_v3() if version.startswith('v3.') else self._open_v2())
+
+    def _file(self, name: str) -> Path:
+        if name.startswith('/') or '..' in name.split('/'):
+            raise CorruptDatasetError(f'{self._name}: expected names of files in it, got {name!r:.200}')
+        return self.folder / name
+
+    def _files(self, template: str, numbers: Sequence[Mapping[str, Any]]) -> list[Path]:
+        try:
+            return [self._file(self._info[template].format_map(own)) for own in numbers]
+        except (KeyError, ValueError, AttributeError, IndexError) as error:
+            raise CorruptDatasetError(f'{self.folder / INFO}: {template}: {error!r:.200}') from error
+
+    async def _open_v3(self) -> None:
+        cameras = [key for key, kind in self._kinds.items() if kind == 'video']
+        names = [
+            'episode_index',
+            'length',
+            'dataset_from_index',
+            *(f'data/{part}' for part in ('chunk_index', 'file_index')),
+        ]
+        names += [f'videos/{key}/{part}' for key in cameras for part in ('chunk_index', 'file_index', 'from_timestamp')]
+        episodes = await self._table('meta/episodes', names)
+        self._check(episodes['episode_index'], np.arange(len(episodes['length'])), 'episodes')
+        own = [{'chunk_index': c, 'file_index': f} for c, f in self._distinct(episodes, 'data')[0]]
+        await self._open_rows(self._files('data_path', own), integers_of(episodes['length'], self._name))
+        self._check(episodes['dataset_from_index'], self._starts[:-1], 'rows of episodes')
+        for key in cameras:
+            distinct, numbers = self._distinct(episodes, f'videos/{key}')
+            files = self._files(
+                'video_path', [{'video_key': key, 'chunk_index': c, 'file_index': f} for c, f in distinct]
+            )
+            self._videos[key] = files, numbers, np.array(episodes[f'videos/{key}/from_timestamp'], np.float64)
+        tasks = await self._table('meta/tasks.parquet', None)
+        texts = next((name for name in tasks if name != 'task_index'), None)
+        self._tasks = dict(zip(map(int, tasks['task_index']), tasks[texts], strict=True)) if texts else {}
+
+    @staticmethod
+    def _distinct(episodes: Mapping[str, list[Any]], name: str) -> tuple[list[tuple[int, int]], Ints]:
+        """Return the chunk and number of each file, and the position of the file of each episode."""
+        pairs = np.stack([np.array(episodes[f'{name}/{part}'], np.int64) for part in ('chunk_index', 'file_index')], 1)
+        distinct, numbers = np.unique(pairs, axis=0, return_inverse=True)
+        return [(int(c), int(f)) for c, f in distinct], numbers.reshape(-1)
+
+    async def _open_v2(self) -> None:
+        episodes = sorted(await self._lines('meta/episodes.jsonl'), key=lambda row: row['episode_index'])
+        self._check([row['episode_index'] for row in episodes], np.arange(len(episodes)), 'episodes')
+        size = int(self._info.get('chunks_size', 1000))
+        numbers = [{'episode_chunk': i // size, 'episode_index': i} for i in range(len(episodes))]
+        lengths = integers_of([row['length'] for row in episodes], self._name)
+        await self._open_rows(self._files('data_path', numbers), lengths)
+        for key, kind in self._kinds.items():
+            if kind == 'video':
+                files = self._files('video_path', [{'video_key': key, **own} for own in numbers])
+                self._videos[key] = files, np.arange(len(files)), np.zeros(len(files))
+        self._tasks = {row['task_index']: row['task'] for row in await self._lines('meta/tasks.jsonl')}
+
+    async def _lines(self, name: str) -> list[dict[str, Any]]:
+        try:
+            return [json.loads(line) for line in (await self._file(name).read_text()).splitlines() if line.strip()]
+        except ValueError as error:
+            raise CorruptDatasetError(f'{self.folder / name}: expected JSON in each line: {error}') from error
+
+    async def _table(self, name: str, columns: list[str] | None) -> dict[str, list[Any]]:
+        """Return the columns of a Parquet file, or of those in a folder."""
+        path = self._file(name)
+        files = [path] if name.endswith('.parquet') else sorted([file async for file in path.rglob('*.parquet')])
+        if not files:
+            raise NotFoundError(f'{path}: expected Parquet files, got none')
+        async with ParquetDataSource(files, columns) as table:
+            return await table.get(slice(None))
+
+    async def _open_rows(self, files: list[Path], lengths: Ints) -> None:
+        numbers = [key for key, kind in self._kinds.items() if kind != 'video']
+        self._rows = ParquetDataSource(files, numbers)
+        await ensure_open(self._rows)
+        self._starts = np.append(0, np.cumsum(lengths))
+        if len(self._rows) != self._starts[-1]:
+            raise CorruptDatasetError(
+                f'{self._name}: its episodes have {self._starts[-1]} steps, its Parquet files {len(self._rows)} rows'
+            )
+
+    def _check(self, got: Any, expected: Ints, what: str) -> None:
+        if not np.array_equal(np.array(got, np.int64), expected):
+            raise CorruptDatasetError(f'{self._name}: expected {what} in order, without a gap, got {got!s:.200}')
+
+    async def _close(self) -> None:
+        if self._rows is not None:
+            await self._rows.aclose()
+            self._rows = None
+        self._tables = FrameTables()
+
+    # --- facts
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The keys of an episode."""
+        self._check_open()
+        return self._fields
+
+    @property
+    def _fields(self) -> tuple[str, ...]:
+        return (*self._kinds, _TASK) if self._tasks and _TASK not in self._kinds else tuple(self._kinds)
+
+    @property
+    def fps(self) -> float:
+        """Steps in a second."""
+        self._check_open()
+        return self._fps
+
+    @property
+    def size(self) -> int:
+        """Bytes of the Parquet files."""
+        self._check_open()
+        return self.nbytes() or 0
+
+    def __len__(self) -> int:
+        self._check_open()
+        return len(self._starts) - 1
+
+    async def sizes(self, key: str) -> Ints:
+        """Return the number of steps of each episode, int64 of shape ``(len(source),)``, for any key."""
+        await self._ensure_open()
+        names_in((key,), self._fields, 'fields', self._name)
+        return np.diff(self._starts)
+
+    def copy(self) -> Self:
+        """Return an independently closable source of the same files."""
+        return self._copied(_rows=None if self._rows is None else self._rows.copy(), _tables=FrameTables())
+
+    # --- episodes
+
+    @overload
+    async def get(self, index: SupportsIndex, mask: Mask) -> dict[str, Any]: ...
+    @overload
+    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
+    @overload
+    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
+    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
+        """Return an episode, or ``{key: [values]}`` for a slice.
+
+        Args:
+          index: an integer, negative from the end, or a slice.
+          mask: the keys to read.
+        """
+        await self._ensure_open()
+        if isinstance(index, slice | range):
+            episodes = await self.fetch(index, mask)
+            return {key: [episode[key] for episode in episodes] for key in self._chosen(mask)}
+        return (await self.fetch([index_of(index, len(self), self._name)], mask))[0]
+
+    @overload
+    async def fetch(self, indices: Any, mask: Mask) -> list[dict[str, Any]]: ...
+    @overload
+    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
+    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
+        """Return many episodes, in the order of the indices.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+          mask: as for ``get``.
+        """
+        await self._ensure_open()
+        positions, keys = indices_of(indices, len(self), self._name), self._chosen(mask)
+        if not len(positions):
+            return []
+        once, again = np.unique(positions, return_inverse=True)
+        values = await self.read([Steps(key, once, np.diff(self._starts)[once]) for key in keys])
+        return [{key: copy.copy(own[i]) for key, own in zip(keys, values, strict=True)} for i in again.tolist()]
+
+    def _chosen(self, mask: Mask) -> tuple[str, ...]:
+        return self._fields if mask is None else names_in(mask, self._fields, 'fields', self._name)
+
+    async def read(self, wanted: Sequence[Steps]) -> list[Values]:
+        """Return values of keys by their steps, or whole, in the order of the steps, or of the episodes."""
+        names_in([own.key for own in wanted], self._fields, 'fields', self._name)
+        return await gather([self._read_key(own) for own in wanted])
+
+    async def _read_key(self, wanted: Steps) -> Values:
+        if wanted.begins is None:
+            counts = wanted.lengths
+            values: Any = await self._read_key(wanted._replace(begins=np.zeros_like(counts), stops=counts))
+            ends = np.cumsum(counts)
+            parts = [values[start:end] for start, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)]
+            return [np.stack(part) if self._kinds.get(wanted.key) == 'video' and len(part) else part for part in parts]
+        if self._kinds.get(wanted.key) == 'video':
+            return await self._read_frames(wanted)
+        datapoints, steps = wanted.each()
+        return await self._read_rows(wanted.key, self._starts[datapoints] + steps)
+
+    async def _read_rows(self, key: str, rows: Ints) -> Values:
+        if (source := self._rows) is None:
+            self._check_open()
+            raise ClosedError(f'{self._name} is closed')
+        name = 'task_index' if key not in self._kinds else key
+        values = [row[name] for row in await source.fetch(rows, (name,))]
+        if key not in self._kinds:
+            if unknown := {int(value) for value in values} - self._tasks.keys():
+                raise CorruptDatasetError(f'{self._name}: no text for the tasks {sorted(unknown)!s:.100}')
+            return [self._tasks[int(value)] for value in values]
+        kind = self._kinds[key]
+        if kind == 'string':
+            return values
+        if kind == 'image':
+            return await map_threads(lambda i: self._decoded(values[i], key, int(rows[i])), len(values))
+        shape = tuple(self._info['features'][key].get('shape') or ())
+        array = np.array([np.array(value.tolist() if isinstance(value, np.ndarray) else value) for value in values])
+        array = array.astype(kind, copy=False)
+        return array.reshape(-1, *shape) if array.ndim > 2 else array
+
+    def _decoded(self, value: Any, key: str, row: int) -> Any:
+        try:
+            return decode_image(value['bytes'])
+        except (DecodeError, TypeError, KeyError) as error:
+            name = f'{self._name}: row {row}, key {key!r}'
+            raise DecodeError(
+                f'{name}: not decoded as an image in the table: {error!r:.200}', path=self._name
+            ) from error
+
+    # --- frames
+
+    async def _read_frames(self, wanted: Steps) -> Values:
+        files, numbers, starts = self._videos[wanted.key]
+        episodes, steps, lengths = wanted.once()
+        own = numbers[episodes]
+        distinct, again = np.unique(own, return_inverse=True)
+        paths = [files[i] for i in distinct.tolist()]
+        await gather([self._stat(path) for path in paths if path not in self._stats])
+        sizes = [self._stats[path].size for path in paths]
+
+        async def read(videos: Ints, begins: Ints, ends: Ints) -> list[bytes]:
+            groups = grouped(videos)
+            requests = [
+                (paths[i].store, Request(paths[i].key, begins[own], ends[own], self._stats[paths[i]].version))
+                for i, own in groups
+            ]
+            return placed(groups, await read_files(requests), len(videos)) if groups else []
+
+        async def in_threads(call: Callable[[int], T], videos: Sequence[int]) -> list[T]:
+            def named(number: int) -> T:
+                try:
+                    return call(videos[number])
+                except DecodeError as error:
+                    path = paths[int(again[videos[number]]) if call is decode else videos[number]]
+                    raise DecodeError(f'{path}: {error}', path=f'{path}', key=wanted.key) from error
+
+            return await map_threads(named, len(videos))
+
+        of_files = await self._tables.of(paths, sizes, read, in_threads)
+        tables = [of_files[i] for i in again.tolist()]
+        frames = [
+            frames_of(table, part + starts[episode] * self._fps, length, self._fps, f'{self._name}: episode {episode}')
+            for table, part, length, episode in zip(tables, steps, lengths, episodes.tolist(), strict=True)
+        ]
+        clips = Clips(tables, frames)
+        videos, begins, ends = clips.spans
+        parts = await read(again[videos], begins, ends)
+
+        def decode(i: int) -> Any:
+            return clips.decode(i, parts)
+
+        decoded = await in_threads(decode, range(len(tables)))
+        return [frame for clip in decoded for frame in clip]
+
+    async def _stat(self, path: Path) -> None:
+        self._stats[path] = await path.stat()

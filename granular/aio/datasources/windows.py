@@ -1,0 +1,497 @@
+"""Windows over the steps of episodes: of states, actions, sequences of images and frames of videos."""
+
+import abc
+import copy
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular._support.indexing import MOST, Ints, check_integer, indices_of, integers_of
+from granular._support.text import counted
+from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.sharded_reader import (
+    AnyReader,
+    ShardedDatasetReader,
+    columns_of_shards,
+    compare_shards,
+    indexed_shards_of,
+)
+from granular.aio.datasets.steps import Steps, StoredSteps, Values, joined, values_at
+from granular.aio.datasources.indexed_files import SequenceSource
+from granular.aio.datasources.lerobot import LeRobotDataSource
+from granular.aio.pipeline.data_source import OpenedDataSource, as_data_source, file_bytes
+from granular.aio.pipeline.execution.failures import without_failures
+from granular.aio.pipeline.nodes.adapters import convert
+from granular.aio.pipeline.nodes.source import Source, length_of
+from granular.aio.runtime.lifecycle import check_open, ensure_open
+from granular.aio.runtime.threads import map_threads
+from granular.errors import (
+    ClosedError,
+    DatapointError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+    UnknownKeyError,
+)
+from granular.formats.checksums import crc32c
+
+T = TypeVar('T')
+Window = dict[str, Any]
+Offsets = int | tuple[int, int] | Sequence[int] | Sequence[float] | Literal[True]
+Border = Literal['pad', 'drop']
+
+_INEXACT: Final = 1e-4  # seconds between an offset and its step
+_FARTHEST: Final = 1 << 30  # steps between a window and its values
+_NUMBERS: Final = (np.ndarray, np.generic, int, float)
+_WHOLE: Final = None  # in place of offsets
+
+
+class StepSource(Protocol):
+    """Episodes whose values are read by their steps."""
+
+    async def open(self) -> None:
+        """Read where the values are."""
+
+    def lengths(self, key: str) -> Ints | None:
+        """Return how many steps each episode has of a key; None if that is not known before it is read."""
+
+    async def read(self, wanted: Sequence[Steps]) -> list[Values]:
+        """Return the values of keys, in the order of the steps, or of the episodes."""
+
+
+class Windows(SequenceSource[Window]):
+    """Random access to windows over the steps of episodes: a few consecutive states with the images of their times.
+
+    ::
+
+        async with granular.aio.open('s3://bucket/robots') as reader:
+            windows = granular.aio.Windows(reader, {'state': (-1, 1), 'action': 16, 'camera': [-10, 0], 'task': True})
+            window = await windows.get(7)  # {'state': shape (2, 7), 'action': (16, 7), 'camera': (2, 240, 320, 3), ...}
+
+    An episode is a datapoint whose values have a step each: an array, by its first axis; a sequence such as ``jpg[]``;
+    or a video. There is a window at each step, or at every ``stride``-th, with the values at some offsets from it. None
+    has values of two episodes. Windows are numbered in the order of the episodes.
+
+    Numbers and arrays are stacked along a new first axis, other values are in a list. A fetch of many windows is one
+    fan-out. What windows share is read and decoded once, and of arrays, sequences and MP4 files in a dataset of
+    granular only the parts that they have.
+
+    Args:
+      reader: a reader of episodes, or any other source of dicts, which is read whole.
+      windows: the offsets of each key: a number ``n`` for those from 0 to ``n - 1``; a pair ``(start, stop)``; or a
+        list. With ``fps``, a list can have seconds, as floats. True is for a value that all steps share.
+      stride: distance between the steps that have a window.
+      border: ``'pad'`` repeats the first and the last value of an episode beyond it, and adds ``<key>_is_pad``, a mask
+        of shape ``(offsets,)``; ``'drop'`` has no windows that reach beyond an episode.
+      fps: steps in a second. The frames of videos are then those that are shown at the times of the steps, from 0 on.
+        Without it, frame i of a video is that of step i.
+      episodes: indices of the episodes that have windows, in this order; by default all.
+      lengths: the number of steps of each episode of the reader, where no key tells it, such as of videos alone.
+
+    Raises:
+      UnknownKeyError: if the reader has no such key.
+      InvalidArgumentError: if an argument is invalid, or the keys of an episode differ in their number of steps, or
+        that is not known; it names the episode.
+      DatapointError: of a read, if a value has another number of steps, or a video no frame at a time.
+    """
+
+    def __init__(
+        self,
+        reader: Any,
+        windows: Mapping[str, Offsets],
+        stride: int = 1,
+        border: Border = 'pad',
+        *,
+        fps: float | None = None,
+        episodes: Any = None,
+        lengths: Any = None,
+    ) -> None:
+        super().__init__()
+        self._reader = getattr(reader, 'aio', reader)
+        if not isinstance(windows, Mapping) or not windows:
+            raise InvalidArgumentError(f'windows: expected a mapping from keys to offsets, got {windows!r:.100}')
+        if border not in ('pad', 'drop'):
+            raise InvalidArgumentError(f"border: expected 'pad' or 'drop', got {border!r:.100}")
+        if fps is not None and (not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < MOST):
+            raise InvalidArgumentError(f'fps: expected a number > 0, or None, got {fps!r:.100}')
+        self._given = dict(windows)
+        self._offsets = {key: _offsets_of(key, offsets, fps) for key, offsets in windows.items()}
+        stepped = [offsets for offsets in self._offsets.values() if offsets is not _WHOLE]
+        if not stepped:
+            raise InvalidArgumentError('windows: expected the offsets of a key, got True for all of them')
+        self._least = min(0, *(int(offsets.min()) for offsets in stepped))
+        self._most = max(0, *(int(offsets.max()) for offsets in stepped))
+        if border == 'pad' and (taken := [key for key in windows if f'{key}_is_pad' in windows]):
+            raise InvalidArgumentError(f"windows: {taken[0]}_is_pad is the mask of {taken[0]!r}: pass border='drop'")
+        self._stride = check_integer('stride', stride, 1, MOST)
+        self._border, self._fps = border, fps
+        self._episodes = None if episodes is None else integers_of(episodes, 'episodes')
+        self._chosen: Ints | None = None  # the episodes as positions, once they are known
+        self._told = None if lengths is None else integers_of(lengths, 'lengths')
+        self._source: StepSource | None = None
+        self._starts: Ints = np.zeros(1, np.int64)  # steps before each episode of the reader
+        self._stops: Ints = np.zeros(0, np.int64)  # windows up to the end of each chosen episode
+        self._name = repr(self)
+
+    def _options(self) -> dict[str, Any]:
+        options = {'fps': self._fps, 'episodes': self._episodes, 'lengths': self._told}
+        return {name: value for name, value in options.items() if value is not None}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self._reader, self._given, self._stride, self._border, self._options())
+
+    def __repr__(self) -> str:
+        options = ''.join(
+            f', {name}={_described(value) if isinstance(value, np.ndarray) else value}'
+            for name, value in self._options().items()
+        )
+        told = isinstance(self._reader, OpenedDataSource)
+        reader = repr(self._reader) if told else type(self._reader).__name__  # the repr of a list has all data
+        return (
+            f'{type(self).__name__}({reader}, {self._given!r}, stride={self._stride}, border={self._border!r}{options})'
+        )
+
+    def identity(self) -> tuple[Any, ...]:
+        chosen = [None if values is None else values.tolist() for values in (self._episodes, self._told)]
+        return (
+            repr(self._given),
+            self._stride,
+            self._border,
+            self._fps,
+            *chosen,
+            as_data_source(self._reader).identity(),
+        )
+
+    def nbytes(self, mask: Any = None) -> int | None:
+        return as_data_source(self._reader).nbytes(list(self._offsets))  # neighbours share what they read
+
+    def _file_bytes(self, mask: Any) -> int | None:
+        return file_bytes(as_data_source(self._reader), list(self._offsets))
+
+    async def _open(self) -> None:
+        if isinstance(self._reader, OpenedDataSource):
+            await ensure_open(self._reader)
+        source = _step_source(self._reader, self._offsets)
+        await source.open()
+        lengths = self._lengths_of(source)
+        if self._episodes is not None:
+            self._chosen = indices_of(self._episodes, len(lengths), 'episodes')
+        usable = lengths if self._chosen is None else lengths[self._chosen]
+        if self._border == 'drop':
+            usable = usable + self._least - self._most
+        self._starts = np.append(0, np.cumsum(lengths))
+        self._stops = np.cumsum(np.maximum(0, -(-usable // self._stride)))
+        self._source = source
+
+    def _lengths_of(self, source: StepSource) -> Ints:
+        """Return the number of steps of each episode, which all keys tell that know it."""
+        count = length_of(self._reader)
+        known: dict[str, Ints] = {} if self._told is None else {'lengths': self._told}
+        for key, offsets in self._offsets.items():
+            if offsets is not _WHOLE and (lengths := source.lengths(key)) is not None:
+                known[key] = lengths
+        if not known:
+            raise InvalidArgumentError(
+                f'{self._name}: the number of steps of an episode is not known: add a key of arrays or of a sequence, '
+                f'or pass lengths='
+            )
+        (first, lengths), *others = known.items()
+        if len(lengths) != count or (lengths < 0).any():
+            raise InvalidArgumentError(
+                f'{first}: expected {count} numbers >= 0, one for each episode, got {len(lengths)}'
+            )
+        for key, own in others:
+            if (differ := own != lengths).any():
+                episode = int(np.argmax(differ))
+                raise InvalidArgumentError(
+                    f'{self._name}: episode {episode} has {lengths[episode]} steps of {first!r}, and {own[episode]} of '
+                    f'{key!r}: all keys of windows need as many, but those with True'
+                )
+        return lengths
+
+    async def _close(self) -> None:
+        self._source = None
+
+    def __len__(self) -> int:
+        self._check_open()
+        return int(self._stops[-1]) if len(self._stops) else 0
+
+    async def _reading(self) -> tuple[int, bool]:
+        size = file_bytes(as_data_source(self._reader), list(self._offsets)) or 0
+        longest = max(1, *(len(offsets) for offsets in self._offsets.values() if offsets is not _WHOLE))
+        return size * len(self) * longest // max(1, int(self._starts[-1])), False
+
+    async def _read_all(self, indices: Ints) -> list[Window]:
+        if isinstance(self._reader, OpenedDataSource):
+            check_open(self._reader)
+        if (source := self._source) is None:
+            self._check_open()  # another thread has closed them
+            raise ClosedError(f'{self._name} is closed')
+        if not len(indices):
+            return []
+        owners = np.searchsorted(self._stops, indices, side='right')
+        within = indices - np.where(owners > 0, self._stops[owners - 1], 0)
+        episodes = owners if self._chosen is None else self._chosen[owners]
+        steps = within * self._stride - (self._least if self._border == 'drop' else 0)
+        views = {key: self._view(key, offsets, episodes, steps) for key, offsets in self._offsets.items()}
+        values = await source.read([view.wanted for view in views.values()])
+        parts = dict(zip(views, values, strict=True))
+
+        def window(i: int) -> Window:
+            out: Window = {}
+            for key, view in views.items():
+                out[key] = view.values(i, parts[key], f'{self._name}: window {indices[i]}, key {key!r}')
+                if self._border == 'pad' and (pads := view.pads(i)) is not None:
+                    out[f'{key}_is_pad'] = pads
+            return out
+
+        return await map_threads(window, len(indices))
+
+    def _view(self, key: str, offsets: Ints | None, episodes: Ints, steps: Ints) -> '_View':
+        lengths = np.diff(self._starts)
+        if offsets is _WHOLE:
+            once, again = np.unique(episodes, return_inverse=True)
+            return _Shared(Steps(key, once, lengths[once]), again)
+        kind = _Range if (np.diff(offsets) == 1).all() else _Picked
+        return kind(key, self._starts, episodes, steps, offsets, self._fps)
+
+
+class _View(abc.ABC):
+    """A key of some windows: what is read, and where in it the values of each window are."""
+
+    wanted: Steps
+
+    @abc.abstractmethod
+    def values(self, i: int, read: Values, name: str) -> Any:
+        """Return the values of a window."""
+
+    def pads(self, i: int) -> NDArray[np.bool_] | None:
+        """Return which values of a window are beyond its episode; None for a value that all steps share."""
+        return None
+
+
+class _Shared(_View):
+    """A value that all steps of an episode share."""
+
+    def __init__(self, wanted: Steps, places: NDArray[Any]) -> None:
+        self.wanted = wanted
+        self._places = places
+
+    def values(self, i: int, read: Values, name: str) -> Any:
+        return copy.deepcopy(read[self._places[i]])  # windows of an episode share no memory
+
+
+class _Range(_View):
+    """Values at consecutive steps: those of windows that overlap are one run."""
+
+    def __init__(self, key: str, starts: Ints, episodes: Ints, steps: Ints, offsets: Ints, fps: float | None) -> None:
+        lasts = starts[episodes + 1] - starts[episodes] - 1
+        self._count, self._lasts, self._from = len(offsets), lasts, steps + offsets[0]
+        begins = np.clip(self._from, 0, lasts)
+        self._sizes = np.clip(self._from + self._count - 1, 0, lasts) + 1 - begins
+        codes = starts[episodes] + begins  # of steps of all episodes, one behind the other
+        order = np.argsort(codes, kind='stable')
+        reached = np.maximum.accumulate((codes + self._sizes)[order])
+        is_first = np.append(True, codes[order][1:] >= reached[:-1])
+        firsts, ends = codes[order][is_first], reached[np.append(is_first[1:], True)]
+        owners = np.searchsorted(starts, firsts, side='right') - 1
+        lengths = starts[owners + 1] - starts[owners]
+        self.wanted = Steps(key, owners, lengths, firsts - starts[owners], ends - starts[owners], fps)
+        before = np.append(0, np.cumsum(ends - firsts))[np.cumsum(is_first) - 1]
+        self._places = np.empty_like(order)
+        self._places[order] = before + codes[order] - firsts[np.cumsum(is_first) - 1]
+
+    def values(self, i: int, read: Values, name: str) -> Any:
+        place, size = int(self._places[i]), int(self._sizes[i])
+        values = read[place : place + size]
+        if size == self._count:
+            return values.copy() if isinstance(values, np.ndarray) else _stacked(values, name)
+        left = min(max(0, int(-self._from[i])), self._count - 1)
+        repeated = np.clip(np.arange(self._count) - left, 0, size - 1)
+        if isinstance(values, np.ndarray):
+            return values[repeated]
+        return _stacked([values[k] for k in repeated.tolist()], name)
+
+    def pads(self, i: int) -> NDArray[np.bool_]:
+        steps = self._from[i] + np.arange(self._count)
+        pads: NDArray[np.bool_] = (steps < 0) | (steps > self._lasts[i])
+        return pads
+
+
+class _Picked(_View):
+    """Values at some steps."""
+
+    def __init__(self, key: str, starts: Ints, episodes: Ints, steps: Ints, offsets: Ints, fps: float | None) -> None:
+        wanted = steps[:, None] + offsets
+        inside = np.clip(wanted, 0, (starts[episodes + 1] - starts[episodes] - 1)[:, None])
+        self._pads: NDArray[np.bool_] = wanted != inside
+        once, places = np.unique(starts[episodes][:, None] + inside, return_inverse=True)
+        self._places = places.reshape(wanted.shape)
+        owners = np.searchsorted(starts, once, side='right') - 1
+        begins = once - starts[owners]
+        self.wanted = Steps(key, owners, starts[owners + 1] - starts[owners], begins, begins + 1, fps)
+
+    def values(self, i: int, read: Values, name: str) -> Any:
+        places = self._places[i]
+        return read[places] if isinstance(read, np.ndarray) else _stacked([read[k] for k in places.tolist()], name)
+
+    def pads(self, i: int) -> NDArray[np.bool_]:
+        pads: NDArray[np.bool_] = self._pads[i]
+        return pads
+
+
+def _stacked(values: list[Any], name: str) -> Any:
+    """Return numbers and arrays along a new first axis, and other values as they are."""
+    if not isinstance(values[0], _NUMBERS):
+        return copy.deepcopy(values)  # windows that overlap share no memory
+    try:
+        return np.stack(values)
+    except ValueError:
+        shapes = sorted({np.shape(value) for value in values})
+        raise DatapointError(
+            f'{name}: expected values of one shape, got {shapes!s:.100}: store them with one, or as a type such as '
+            f"'tree[]', whose values are not stacked"
+        ) from None
+
+
+def _described(values: Ints) -> str:
+    """Return the number of values, and what tells them from others: states compare the description of a source."""
+    return f'{counted(len(values), "value")} {crc32c(values.tobytes()):08x}'
+
+
+def _unpickled(reader: Any, windows: Any, stride: int, border: Border, options: Mapping[str, Any]) -> Windows:
+    return Windows(reader, windows, stride, border, **options)
+
+
+def _offsets_of(key: str, given: Any, fps: float | None) -> Ints | None:
+    """Return the offsets of a key in steps; None if its value is read whole."""
+    if given is True:
+        return _WHOLE
+    if isinstance(given, tuple):
+        if len(given) != 2:
+            raise InvalidArgumentError(f'windows: {key!r}: expected a pair (start, stop), got {given!r:.100}')
+        start, stop = (check_integer(f'windows: {key!r}', limit, -_FARTHEST, _FARTHEST) for limit in given)
+        offsets = np.arange(start, stop)
+    elif isinstance(given, int | np.integer) or not hasattr(given, '__len__'):
+        offsets = np.arange(check_integer(f'windows: {key!r}', given, 1, _FARTHEST))
+    elif np.asarray(given).dtype.kind == 'f':
+        offsets = _steps_at(key, np.asarray(given, np.float64), fps)
+    else:
+        offsets = integers_of(given, f'windows: {key!r}')
+    if not len(offsets) or np.abs(offsets).max() > _FARTHEST:
+        raise InvalidArgumentError(
+            f'windows: {key!r}: expected offsets from {-_FARTHEST} to {_FARTHEST}, at least one, got {given!r:.100}'
+        )
+    return offsets
+
+
+def _steps_at(key: str, seconds: NDArray[np.float64], fps: float | None) -> Ints:
+    if fps is None:
+        raise InvalidArgumentError(f'windows: {key!r}: seconds need fps=, the steps in a second; steps are integers')
+    if seconds.ndim != 1 or not np.isfinite(seconds).all():
+        raise InvalidArgumentError(f'windows: {key!r}: expected a list of seconds, got {seconds!s:.100}')
+    steps = np.round(seconds * fps)
+    if (wrong := np.abs(steps / fps - seconds) > _INEXACT).any():
+        second = seconds[np.argmax(wrong)]
+        raise InvalidArgumentError(
+            f'windows: {key!r}: {second:g} seconds are {second * fps:.4g} steps at {fps:g} in a second: expected a '
+            f'whole number of steps'
+        )
+    return steps.astype(np.int64)
+
+
+def _step_source(reader: Any, offsets: Mapping[str, Ints | None]) -> StepSource:
+    if isinstance(reader, DatasetReader | ShardedDatasetReader):
+        return _Stored(reader, offsets)
+    if isinstance(reader, LeRobotDataSource):
+        return _Told(reader, offsets)
+    return _Fetched(convert(reader), offsets)
+
+
+class _Stored:
+    """The steps of a dataset of granular."""
+
+    def __init__(self, reader: AnyReader, offsets: Mapping[str, Ints | None]) -> None:
+        self._reader = reader
+        self._keys = {key: own is _WHOLE for key, own in offsets.items()}
+
+    async def open(self) -> None:
+        await compare_shards(self._reader)
+        self._steps = StoredSteps(columns_of_shards(self._reader), self._keys)
+        await self._retried(self._steps.open)
+
+    def lengths(self, key: str) -> Ints | None:
+        return self._steps.lengths(key)
+
+    async def read(self, wanted: Sequence[Steps]) -> list[Values]:
+        return await self._retried(lambda: self._steps.read(wanted))
+
+    async def _retried(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Read. If a shard is not the one in the index, the error says so."""
+        try:
+            return await read()
+        except (ObjectChangedError, NotFoundError) as error:
+            if (indexed := indexed_shards_of(self._reader)) is None:
+                raise
+            raise indexed.outdated(error) from error
+
+
+class _Told:
+    """The steps of a source that reads them itself."""
+
+    def __init__(self, source: LeRobotDataSource[Any], offsets: Mapping[str, Ints | None]) -> None:
+        self._source = source
+        self._keys = list(offsets)
+
+    async def open(self) -> None:
+        for key in self._keys:
+            self._lengths = await self._source.sizes(key)
+
+    def lengths(self, key: str) -> Ints:
+        return self._lengths
+
+    async def read(self, wanted: Sequence[Steps]) -> list[Values]:
+        return await self._source.read(wanted)
+
+
+class _Fetched:
+    """The steps of any other source, whose elements are read whole."""
+
+    def __init__(self, source: Source, offsets: Mapping[str, Ints | None]) -> None:
+        if source.endless or source.sparse:
+            raise InvalidArgumentError(
+                f'{source.describe()}: expected episodes that are known by their number: windows come before repeat, '
+                f'filter and the like'
+            )
+        self._whole = source
+        self._source = source.select(list(offsets)) or source
+        self._keys = [key for key, own in offsets.items() if own is not _WHOLE]
+        self._lengths: dict[str, Ints] = {}
+
+    async def open(self) -> None:
+        for key in self._keys:
+            if (sizes := await self._whole.measure((key,))) is not None:
+                self._lengths[key] = sizes
+
+    def lengths(self, key: str) -> Ints | None:
+        return self._lengths.get(key)
+
+    async def read(self, wanted: Sequence[Steps]) -> list[Values]:
+        episodes = np.unique(np.concatenate([own.datapoints for own in wanted]))
+        datapoints = without_failures(await self._source.fetch(episodes))
+        by_episode = dict(zip(episodes.tolist(), datapoints, strict=True))
+        return [self._values(own, by_episode) for own in wanted]
+
+    def _values(self, wanted: Steps, datapoints: Mapping[int, Any]) -> Values:
+        key = wanted.key
+        out = []
+        for episode, steps, length in zip(*wanted.once(), strict=True):
+            name = f'{self._whole.describe()}: datapoint {episode}, key {key!r}'
+            try:
+                value = datapoints[int(episode)][key]
+            except (KeyError, TypeError, IndexError):
+                raise UnknownKeyError(f'{name}: has no such key') from None
+            out.append(value if wanted.begins is None else values_at(value, steps, length, name))
+        return out if wanted.begins is None else joined(out)
