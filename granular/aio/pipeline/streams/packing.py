@@ -24,6 +24,7 @@ from granular.errors import DatapointError, StateError
 from granular.formats.checksums import crc32c
 
 _LONG: Final = 100  # rows that a document fills above which it is packed in a thread
+_MOST_VALUES: Final = 1 << 62  # in all rows
 _TURN: Final = 0.005  # seconds after which the event loop gets a turn
 
 
@@ -350,7 +351,9 @@ class Packing(Holding):
         if not all(type(number) is int and number >= 0 for number in [*offsets, *numbers]):
             raise StateError(f'pack: expected integers >= 0, got offsets {offsets!r:.200} and {numbers}')
         values = state.get('values', ())
-        are_counts = isinstance(values, list | tuple) and all(type(number) is int and number >= 0 for number in values)
+        are_counts = isinstance(values, list | tuple) and all(
+            type(number) is int and 0 <= number < _MOST_VALUES for number in values
+        )
         if not are_counts or len(values) not in (0, 1 + len(self._features)):
             raise StateError(
                 f'pack: expected a row and {len(self._features)} numbers of values before it, got {values!r:.200}'
