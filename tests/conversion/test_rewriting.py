@@ -321,6 +321,9 @@ def test_new_values_come_from_any_source(tmp_path):
     rows = rows_of(tmp_path / 'target')
     assert [row['label'] for row in rows] == [2 * point(i)['label'] for i in range(14)]
     assert [row['more'] for row in rows] == [f'{i}' for i in range(14)]
+    numbers = [1 << 100] * 14
+    granular.rewrite(source, tmp_path / 'large', values={'label': numbers})
+    assert labels_of(tmp_path / 'large') == numbers
     granular.rewrite(source, tmp_path / 'texts', values={'texts': lambda texts: [*texts, 'end']})
     assert [row['texts'] for row in rows_of(tmp_path / 'texts')] == [[*point(i)['texts'], 'end'] for i in range(14)]
 
@@ -343,6 +346,11 @@ MISTAKES = [
         r"values\['label'\]: datapoint 0, key 'label': not encoded as 'int'",
     ),
     ({'values': {'label': {'a': 1}}}, InvalidArgumentError, r"values\['label'\]: expected indices as keys"),
+    (
+        {'values': {'label': granular.MapDataset.range(14).filter(lambda n: n > 3)}},
+        InvalidArgumentError,
+        r"values\['label'\]: leaves datapoints out by a filter: expected a value for each of the 14",
+    ),
     ({'spec': {'label': 'utf8'}}, InvalidArgumentError, r"spec: \['label'\] have no new values"),
     ({'drop': ['lable']}, UnknownKeyError, r"drop: \['lable'\] are no keys of .*source"),
     ({'drop': 'label'}, InvalidArgumentError, r"drop: expected a list of keys, got 'label'"),

@@ -132,6 +132,11 @@ class NewValues:
 
     def _opened(self, values: Any, length: int) -> Source:
         table = adapters.convert(values)
+        if table.sparse:
+            raise InvalidArgumentError(
+                f'{self._argument}: leaves datapoints out by a filter: expected a value for each of the {length} of '
+                f'{self._name}'
+            )
         if table.endless or len(table) != length:
             count = 'no end' if table.endless else f'{len(table)} values'
             raise InvalidArgumentError(
@@ -177,9 +182,8 @@ class NewValues:
                 out.append(records[i])
                 continue
             try:
-                encoded = encode_now([self._field], self._mapping.datapoint({self.key: value}), self._argument, index)[
-                    0
-                ]
+                point = self._mapping.datapoint({self.key: value})
+                (encoded,) = encode_now([self._field], point, self._argument, index)
             except EncodeError as error:
                 hint = self._mapping.hints.get(self.key, '')
                 raise EncodeError(f'{error}{hint}', path=self._name, key=self.key, index=index) from error.__cause__
@@ -203,7 +207,11 @@ class NewValues:
 
 
 def _packed(values: Any) -> bytes:
-    packed: bytes = msgpack.packb(values, default=_plain, strict_types=False)
+    """Return what identifies values: of integers beyond 64 bits and invalid text, which msgpack refuses, their repr."""
+    try:
+        packed: bytes = msgpack.packb(values, default=_plain)
+    except (OverflowError, UnicodeEncodeError):
+        return repr(values).encode(errors='backslashreplace')
     return packed
 
 
