@@ -1,7 +1,25 @@
-"""What is known of a ``spec.json`` after it was published, which makes a folder a dataset."""
+"""The folder of a dataset that is written: what it had before, and what is known of its spec once that is published."""
+
+import enum
+from typing import NamedTuple
 
 from granular.aio.paths.path import Path
 from granular.errors import AlreadyExistsError, BadReplyError, GranularError, NotFoundError, StoreError
+
+
+class Found(enum.Enum):
+    """What was in the folder when the writer was opened."""
+
+    NOTHING = enum.auto()  # that stays: everything in the folder may be removed if the writer fails
+    REMAINS = enum.auto()  # local columns of a killed writer, which are continued
+    DATASET = enum.auto()  # local columns with a spec, which are appended to
+
+
+class Anew(NamedTuple):
+    """The arguments of ``write_anew``."""
+
+    guarded: bool
+    has_copies: bool
 
 
 async def read_spec(path: Path, failure: GranularError | None) -> bytes | None:

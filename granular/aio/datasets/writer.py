@@ -1,16 +1,15 @@
 """Write datasets: every bag streams while it grows, and ``spec.json`` is published last."""
 
 import contextlib
-import enum
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from granular import formats
 from granular.aio.bags.copied import CopiedBag
 from granular.aio.bags.output import BagOutput, withdraw
 from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
 from granular.aio.datasets.datapoint_writer import DatapointWriter
-from granular.aio.datasets.publishing import read_spec, unpublished
+from granular.aio.datasets.publishing import Anew, Found, read_spec, unpublished
 from granular.aio.datasets.rivals import find_dataset_above, find_rival, folder_of_shards
 from granular.aio.datasets.stored_columns import StoredColumn, add_columns, check_ahead
 from granular.aio.paths.claims import is_claim
@@ -37,21 +36,6 @@ from granular.errors import (
     StoreError,
 )
 from granular.formats.layout import LIMIT, SUFFIXES, Layout, dump_spec, pack_refs, parse_spec
-
-
-class _Found(enum.Enum):
-    """What was in the folder when the writer was opened."""
-
-    NOTHING = enum.auto()  # that stays: everything in the folder may be removed if the writer fails
-    REMAINS = enum.auto()  # local columns of a killed writer, which are continued
-    DATASET = enum.auto()  # local columns with a spec, which are appended to
-
-
-class _Anew(NamedTuple):
-    """The arguments of ``write_anew``."""
-
-    guarded: bool
-    has_copies: bool
 
 
 class DatasetWriter(DatapointWriter):
@@ -104,9 +88,9 @@ class DatasetWriter(DatapointWriter):
         self._lock: FolderLock | None = None
         self._owns_folder = False  # True if this writer, or the one that owns it, has created the folder
         self._shared_lock: FolderLock | None = None  # on the folder of shards, if it is one
-        self._folder_had = _Found.NOTHING
+        self._folder_had = Found.NOTHING
         self._standing = False  # True if a spec may exist that needs the bags, so they are never removed
-        self._anew: _Anew | None = None
+        self._anew: Anew | None = None
         self._next_folder: Path | None = None  # see `precede`
         self._failed = False  # True while, or after, only some of the bags have a datapoint
         self._torn = False  # True while, or after, only some of the columns were flushed
@@ -115,7 +99,7 @@ class DatasetWriter(DatapointWriter):
         if self._length == self._found:
             return ''
         lost = count_unflushed(self)
-        is_readable = self._folder_had is _Found.DATASET
+        is_readable = self._folder_had is Found.DATASET
         hint = '' if is_readable or lost == self._length else ' (the others need a writer that is closed, too)'
         return f'{lost} of its {self._length} datapoints are lost{hint}'
 
@@ -141,7 +125,7 @@ class DatasetWriter(DatapointWriter):
             raise
         # After a crash between two columns, some are longer: the next appends are checked against them.
         self._length = self._found = min(bag.length for bag in self._bags.values())
-        self._untold = self._folder_had is _Found.DATASET and self._found > 0
+        self._untold = self._folder_had is Found.DATASET and self._found > 0
 
     async def _enter(self, exist_ok: bool) -> None:
         """Create and lock the folder. If two writers start at once, only one of them creates it or gets the lock."""
@@ -199,9 +183,9 @@ class DatasetWriter(DatapointWriter):
             temporary = set()
         if appendable:
             if is_described:
-                self._folder_had = _Found.DATASET
+                self._folder_had = Found.DATASET
             elif any(entries[name].size for name in bag_files):
-                self._folder_had = _Found.REMAINS
+                self._folder_had = Found.REMAINS
             if self._resume == 'discard':
                 tables = (f'{key}.idx' for key in self._spec)
                 shortest = min(entries[name].size if name in bag_files else 0 for name in tables) // LIMIT
@@ -318,7 +302,7 @@ class DatasetWriter(DatapointWriter):
         await first.aclose()
         await settle([writer.aclose() for writer in rest])
         await self._verify_bags()
-        if self._folder_had is not _Found.DATASET:
+        if self._folder_had is not Found.DATASET:
             await self._publish_spec()
 
     async def _verify_bags(self) -> None:
@@ -385,7 +369,7 @@ class DatasetWriter(DatapointWriter):
         """Discard what is not published, and remove what is, unless a spec may exist that needs it."""
         try:
             await settle([writer.abort() for writer in self._writers])
-            if self._folder_had is _Found.NOTHING and not self._standing:
+            if self._folder_had is Found.NOTHING and not self._standing:
                 await self._remove_published()
             elif self._torn:
                 shortest = min(bag.flushed for bag in self._bags.values())
@@ -454,7 +438,7 @@ def count_unflushed(writer: DatasetWriter) -> int:
 
 def is_unused(writer: DatasetWriter) -> bool:
     """Return whether the folder of a writer held no datapoints, and none were appended."""
-    return writer._folder_had is _Found.NOTHING and not writer._length
+    return writer._folder_had is Found.NOTHING and not writer._length
 
 
 def precede(writer: DatasetWriter, folder: Path) -> None:
@@ -501,7 +485,7 @@ def write_anew(writer: DatasetWriter, guarded: bool, copies: bool) -> None:
         becomes of the others. On a disk, locks exclude the others, as for all writers.
     """
     has_copies = copies and not writer.directory.store.local
-    writer._anew = _Anew(guarded, has_copies)
+    writer._anew = Anew(guarded, has_copies)
     if has_copies:
         writer._standing = True
         for bag in writer._writers:

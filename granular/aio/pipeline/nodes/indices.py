@@ -170,7 +170,7 @@ class Shuffle(IndexNode):
         return np.asarray(indices, np.int64)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        source, steps = await find(self, indices)
+        source, steps = await find(*await self._find(indices))
         return await source.fetch(steps)
 
     async def _find(self, indices: ArrayLike) -> tuple[Source, Ints]:
