@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Self
 from granular._support.indexing import check_integer
 from granular.aio.pipeline.execution.hand_over import HandOver, exclusively
 from granular.aio.pipeline.execution.prefetch import END
-from granular.aio.pipeline.loader.loader import EpochSampler
+from granular.aio.pipeline.loader.loader import EpochSampler, warn_of_batch_ahead
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import Closing, copied
 from granular.aio.runtime.pools import Threads
@@ -165,6 +165,7 @@ class Batches(HandOver[Any], Closing):
         try:
             len(self)
         except TypeError as error:
+            warn_of_batch_ahead(type(self).__name__)
             raise AttributeError(f'{type(self).__name__} has no batch_sampler, as it has no length: {error}') from None
         return EpochSampler(self)
 

@@ -62,7 +62,7 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
-@pytest.mark.parametrize('strategy', ['best_fit'])
+@pytest.mark.parametrize('strategy', ['best_fit', 'batches'])
 def test_lightning(tmp_path, strategy):
     logging.getLogger('lightning.pytorch').setLevel(logging.ERROR)
     steps, seen = int(STOP * len(planned(strategy))), []

@@ -1,6 +1,7 @@
 """The Loader: batches in order, prefetched, resumable at any step."""
 
 import abc
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
@@ -9,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from granular._support.indexing import MOST, MOST_WORKERS, check_integer
 from granular._support.other_names import answering
+from granular._support.text import logger
 from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint
 from granular.aio.pipeline.execution.failures import OnError
 from granular.aio.pipeline.execution.prefetch import END
@@ -71,6 +73,8 @@ class LoaderHandle(Traceable):
         """An object with the loader's ``set_epoch``, where Lightning and others look for one: they call it before each
         epoch.
         """
+        if self._core.flow.batches is None:
+            warn_of_batch_ahead(type(self).__name__)
         return EpochSampler(self)
 
     @abc.abstractmethod
@@ -213,6 +217,16 @@ def remaining_batches(loader: LoaderHandle) -> int | None:
     """Return the number of batches that follow; None if the source is endless."""
     core = loader._core
     return None if (epochs := core.flow.epochs) is None else epochs.rounds(core.position)
+
+
+def warn_of_batch_ahead(name: str) -> None:
+    """Log what Lightning, which looks for samplers, does with batches that have no length."""
+    if 'lightning' in sys.modules or 'pytorch_lightning' in sys.modules:
+        logger.warning(
+            '%s: has no length: Lightning reads one batch ahead of it, which a resumed training does not '
+            'see: pass granular.integrations.lightning.Resumable(batches, length=n) to the Trainer',
+            name,
+        )
 
 
 class EpochSampler:

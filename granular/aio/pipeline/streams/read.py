@@ -12,6 +12,7 @@ from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
 from granular.aio.pipeline.nodes.indices import LONGEST, IndexNode, Repeat, Slice, part_of
 from granular.aio.pipeline.nodes.outlines import length_if_known, outline_of
 from granular.aio.pipeline.nodes.patterns import nested
+from granular.aio.pipeline.nodes.size_batches import SizeBatches
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
 from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import FREE, EvenTurns, RestoreRules, Turns
@@ -82,7 +83,7 @@ class Read(Stream):
     @property
     def is_batched(self) -> bool:
         """True if its elements are batches, also of one datapoint."""
-        return any(isinstance(stage, Batch) for stage in all_stages(self.source))
+        return any(isinstance(stage, Batch | SizeBatches) for stage in all_stages(self.source))
 
     @property
     def hosts(self) -> int:
