@@ -298,6 +298,23 @@ def test_damage_in_the_source_is_found(tmp_path):
     assert not (tmp_path / 'read' / '000000' / 'spec.json').exists()
     granular.rewrite(source, tmp_path / 'copied', exclude=[0])
     assert len(granular.verify(tmp_path / 'copied').problems) == 1
+    with pytest.raises(CorruptRecordError, match='000001/image.bag: record 0'):  # a whole shard, which is read
+        granular.rewrite(source, tmp_path / 'columns', layout='columns', drop=['texts'])
+
+
+@pytest.mark.parametrize('change', [{}, {'keep': [1, 2]}, {'values': {'new': range(20)}}, {'layout': 'columns'}])
+def test_damaged_references_are_found(change, tmp_path):
+    """They would be followed to the record of another datapoint, which gets a checksum of its own in the result."""
+    source = tmp_path / 'source'
+    with granular.DatasetWriter(source, {'text': 'utf8'}) as writer:
+        for i in range(20):
+            writer.append({'text': f'{i}'})
+    content = (source / 'refs.bag').read_bytes()
+    with granular.BagReader(source / 'refs.bag') as bag:
+        first, second = bag[1], bag[2]
+    (source / 'refs.bag').write_bytes(content.replace(first, second, 1))
+    with pytest.raises(CorruptRecordError, match='refs.bag: record 1'):
+        granular.rewrite(source, tmp_path / 'changed', **change)
 
 
 def test_checksums_are_added_and_left_out(tmp_path):

@@ -172,7 +172,7 @@ async def rewrite(
 
         async def write() -> None:
             run.check_surplus(len(ranges), len(rows))
-            await work.verify(run.lengths)
+            await work.prepare(run.lengths)
             await run.write_shards(
                 ranges, lambda number, first, end: work.start(number, first, end, run.report.add), parallel
             )
