@@ -338,6 +338,8 @@ def test_new_values_come_from_any_source(tmp_path):
     rows = rows_of(tmp_path / 'target')
     assert [row['label'] for row in rows] == [2 * point(i)['label'] for i in range(14)]
     assert [row['more'] for row in rows] == [f'{i}' for i in range(14)]
+    granular.rewrite(source, tmp_path / 'some', values={'label': {-1: 20, 0: 30}})
+    assert labels_of(tmp_path / 'some') == [30, *[point(i)['label'] for i in range(1, 13)], 20]
     numbers = [1 << 100] * 14
     granular.rewrite(source, tmp_path / 'large', values={'label': numbers})
     assert labels_of(tmp_path / 'large') == numbers
@@ -356,6 +358,8 @@ MISTAKES = [
     ({'keep': lambda: True}, InvalidArgumentError, r'named after keys'),
     ({'values': {'label': [1, 2]}}, InvalidArgumentError, r"values\['label'\]: has 2 values, and .*source has 14"),
     ({'values': {'label': {14: 1}}}, OutOfRangeError, r"values\['label'\]: index 14 is out of range: .* has 14"),
+    ({'values': {'label': {13: 1, -1: 2}}}, InvalidArgumentError, r'has two values for datapoint 13: -1 is it, too'),
+    ({'values': {'a b': [1] * 14}}, SpecError, r"keys \['a b'\] cannot be file names"),
     ({'values': {'lable': {1: 1}}}, InvalidArgumentError, r"values\['lable'\]: has 1 values, none for datapoint 0"),
     (
         {'values': {'label': ['x'] * 14}},
