@@ -89,7 +89,7 @@ class RewrittenShards:
 
     def _read(self, copies: Collection[str]) -> set[str]:
         """Return the keys of the source that are read for a shard, given the keys of the result that are copied."""
-        out = set()
+        out: set[str] = set()
         for target in self._keys.spec:
             if target not in copies:
                 new = self._keys.values.get(target)
