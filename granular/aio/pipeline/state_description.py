@@ -163,8 +163,10 @@ def _states_in(state: Any) -> Iterator[Mapping[str, Any]]:
         if 'version' in state and ('state' in state or 'step' in state):
             yield state
             return
-        for part in state.values():
-            yield from _states_in(part)
+        found = [own for part in state.values() for own in _states_in(part)]
+        if 'fetcher_state' in state and all(own == found[0] for own in found):
+            del found[1:]  # StatefulDataLoader has the state of its dataset beside the same one of the iterator
+        yield from found
     elif isinstance(state, list | tuple):
         for part in state:
             yield from _states_in(part)
