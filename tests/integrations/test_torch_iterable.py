@@ -265,6 +265,8 @@ def test_states_tell_epoch_and_position():
     iterable = IterableDataset(shuffled())
     iterable.set_epoch(2)
     assert iterable.state_dict()['epoch'] == 2
+    with pytest.raises(StateError, match='from before the first element of epoch 2, and has no sources'):
+        granular.describe_state(iterable.state_dict())
     iterator = iter(iterable)
     taken = ids(itertools.islice(iterator, 5))
     state = json.loads(json.dumps(iterable.state_dict()))
