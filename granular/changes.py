@@ -12,8 +12,10 @@ declaration. One that has been made already is ignored, so that a program may le
 import ast
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, Self
+
+from granular.errors import InvalidArgumentError
 
 __all__ = [
     'Added',
@@ -264,6 +266,18 @@ class Applied(NamedTuple):
     change: Any
     was: str
     now: str
+
+
+def declared(changes: Any) -> tuple[Change, ...]:
+    """Return declared changes; raise ``InvalidArgumentError`` unless they are a sequence of those of this module."""
+    example = 'expected a list such as changes=[granular.changes.Excluded()]'
+    if isinstance(changes, str) or not isinstance(changes, Iterable):
+        raise InvalidArgumentError(f'changes: {example}, got {changes!r:.100}')
+    found = tuple(changes)
+    for change in found:
+        if not isinstance(change, (*_KINDS, Added, Removed)):
+            raise InvalidArgumentError(f'changes: {example}, got {change!r:.100} in it')
+    return found
 
 
 def count_in(line: str) -> int:

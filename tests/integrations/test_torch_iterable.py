@@ -247,10 +247,26 @@ def test_a_program_resumed_wherever_it_saves_is_the_uninterrupted_one(name, make
         assert whole[:count] + rest == whole, (epoch, count)
 
 
+@pytest.mark.parametrize('taken', [0, 3, 5])
+def test_states_of_a_stateful_loader_are_described_as_those_of_its_iterator(taken):
+    stream = MapDataset.range(10).to_iter_dataset().batch(2)
+    loader = StatefulDataLoader(IterableDataset(stream), batch_size=None)
+    with iter(stream) as iterator:
+        batches = iter(loader)
+        for _ in range(taken):
+            assert next(batches).tolist() == next(iterator).tolist()
+        state = loader.state_dict()
+        assert granular.describe_state(state) == granular.describe_state(iterator.get_state())
+    with pytest.raises(StateError, match='has the states of 2 worker processes'):
+        granular.describe_state({'worker_0': state, 'worker_1': state})
+
+
 def test_states_tell_epoch_and_position():
     iterable = IterableDataset(shuffled())
     iterable.set_epoch(2)
     assert iterable.state_dict()['epoch'] == 2
+    with pytest.raises(StateError, match='from before the first element of epoch 2, and has no sources'):
+        granular.describe_state(iterable.state_dict())
     iterator = iter(iterable)
     taken = ids(itertools.islice(iterator, 5))
     state = json.loads(json.dumps(iterable.state_dict()))

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from granular import IterDataset, MapDataset, changes
-from granular.errors import StateError
+from granular import IterDataset, Loader, MapDataset, changes
+from granular.errors import InvalidArgumentError, StateError
 from tests.support.declared import declared_in
 
 
@@ -219,6 +219,21 @@ def test_what_has_no_declaration_is_refused():
     for other in others:
         message = refusal(other, state, everything)
         assert 'continue with the pipeline that saved it, or from the start of an epoch' in message
+
+
+@pytest.mark.parametrize(
+    'wrong', [changes.Excluded(), changes.Excluded, [changes.Excluded], 'Excluded', ['Excluded'], [5]]
+)
+def test_what_is_no_declaration_is_refused(wrong):
+    dataset = corpus().map(draw_nothing)
+    with iter(dataset.to_iter_dataset()) as iterator:
+        with pytest.raises(InvalidArgumentError, match='changes: expected a list such as'):
+            iterator.set_state(iterator.get_state(), changes=wrong)
+        with pytest.raises(InvalidArgumentError, match='changes: expected a list such as'):
+            iterator.load_state_dict(iterator.state_dict(), changes=wrong)
+    with Loader(corpus().select(['id']), batch=2) as loader:
+        with pytest.raises(InvalidArgumentError, match='changes: expected a list such as'):
+            loader.load(loader.save(), changes=wrong)
 
 
 def draw_nothing(element):

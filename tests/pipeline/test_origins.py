@@ -140,6 +140,13 @@ def test_what_is_known_only_when_it_is_read_is_refused_by_name():
     ):
         with iter(stream) as iterator, pytest.raises(InvalidArgumentError, match=name):
             iterator.indices(3)
+    for dataset in (
+        MapDataset.mix([numbers, numbers.exclude([1])]),
+        MapDataset.concatenate([MapDataset.range(3), numbers.exclude([1]).shuffle(1)]).repeat(2),
+    ):
+        message = r'^exclude\(1 indices, CRC32C \w+\): elements that remain'
+        with iter(dataset.to_iter_dataset()) as iterator, pytest.raises(InvalidArgumentError, match=message):
+            iterator.indices(3)
     with iter(numbers.to_iter_dataset()) as iterator, pytest.raises(OutOfRangeError, match='step 20 is out of range'):
         iterator.indices(range(21))
 

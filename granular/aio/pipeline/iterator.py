@@ -20,6 +20,7 @@ from granular.aio.pipeline.streams.tracing import Tracing, trace_of, traced
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
 from granular.aio.runtime.threads import offload
+from granular.changes import declared
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
 
 
@@ -66,7 +67,7 @@ class StreamCursor(Cursor):
             raise StateError(f'expected what get_state() or granular.load_state(path) returned, got {state!r:.200}')
         check_version(state)
         terms = restoring.get()  # those of the caller's thread
-        terms = terms._replace(changes=(*(terms.changes or ()), *changes))
+        terms = terms._replace(changes=(*(terms.changes or ()), *declared(changes)))
         async with self.turn():
             self.check()
             try:
@@ -145,6 +146,7 @@ class CursorHandle(Traceable):
         Raises:
           StateError: if this is not a state, or belongs to a different pipeline; the message names the differences, and
             the changes to declare if they are meant.
+          InvalidArgumentError: if ``changes`` is not a list of changes.
         """
 
     def get_next_index(self) -> int:

@@ -131,13 +131,15 @@ def describe_state(state: Mapping[str, Any]) -> StateDescription:
         ``StatefulDataLoader`` of torchdata, that has one of granular.
 
     Raises:
-      StateError: if it is not a state, or one of an earlier release, which does not have its sources; or it has those
-        of several worker processes.
+      StateError: if it is not a state, or one of an earlier release or from between the epochs of an
+        ``IterableDataset`` of torch, which do not have sources; or it has those of several worker processes.
     """
     check_plain(state)
     found = list(_states_in(state))
     if len(found) != 1:
         what = f'has the states of {len(found)} worker processes: describe each' if found else 'is not one of granular'
+        if isinstance(state, Mapping) and set(state) == {'version', 'epoch'}:  # of an IterableDataset of torch
+            what = f'is from before the first element of epoch {state["epoch"]!r:.50}, and has no sources'
         raise StateError(f'expected a state, as from get_state() or save(), but this {what}: {state!r:.200}')
     own = found[0]
     check_version(own)
@@ -163,8 +165,10 @@ def _states_in(state: Any) -> Iterator[Mapping[str, Any]]:
         if 'version' in state and ('state' in state or 'step' in state):
             yield state
             return
-        for part in state.values():
-            yield from _states_in(part)
+        found = [own for part in state.values() for own in _states_in(part)]
+        if 'fetcher_state' in state and all(own == found[0] for own in found):
+            del found[1:]  # StatefulDataLoader has the state of its dataset beside the same one of the iterator
+        yield from found
     elif isinstance(state, list | tuple):
         for part in state:
             yield from _states_in(part)

@@ -25,7 +25,7 @@ from granular.aio.pipeline.position import VERSION, check_plain, check_version
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
 from granular.aio.runtime.threads import offload
-from granular.changes import Applied, BatchSize, Grown
+from granular.changes import Applied, BatchSize, Grown, declared
 from granular.errors import InvalidArgumentError, StateError
 
 
@@ -158,6 +158,7 @@ class LoaderHandle(Traceable):
         Raises:
           StateError: if this is not a state, or belongs to a different source, or was saved with a batch size that does
             not divide its place in the epoch; the message names the differences.
+          InvalidArgumentError: if ``changes`` is not a list of changes.
         """
 
     state_dict = save
@@ -361,7 +362,7 @@ class Loader(LoaderHandle):
             raise StateError(f'expected the length of an epoch, got {length!r:.100} in {state!r:.200}')
         if 'version' in state:  # those of granular 0.21 have none
             check_version(state)
-        made = self._check_source(state, changes)
+        made = self._check_source(state, declared(changes))
         self._core.check()
         epochs = self._core.flow.epochs_if_open()
         own = length if epochs is None else epochs.length

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _CHUNK: Final = 64  # datapoints per fetch, unless they are small; the first fetches are of fewer
 _CHUNKS: Final = 8  # minimum number of chunks that the read-ahead is divided into
 _BLIND: Final = 1  # chunks ahead while the size of elements is unknown: four elements before it is limited by memory
+_SHOWN: Final = 5  # stages that drop elements, in a message
 _SMALL: Final = 1 << 18  # bytes; smaller chunks grow if loading them is quick and waits for nothing
 
 
@@ -462,16 +463,12 @@ class Reading(Flow):
 
 def _filters_of(source: Source) -> str:
     """Describe the stages of a source that drop elements: filters, or if there are none, functions."""
-    filters: list[str] = []
-    functions: list[str] = []
-    last = source
-    while source.parents:
-        if isinstance(source, elements.Filter | elements.FlatMap | elements.Excluded) or len(source.parents) > 1:
-            filters.append(source.describe())
-        elif isinstance(source, elements.Function):
-            functions.append(source.describe())
-        source = source.parents[0]
-    return ', '.join(reversed(filters or functions)) or last.describe()
+    stages = all_stages(source)[::-1]
+    filters = [s for s in stages if isinstance(s, elements.Filter | elements.FlatMap | elements.Excluded)]
+    found = filters or [s for s in stages if isinstance(s, elements.Function)] or [source]
+    names = list(dict.fromkeys(stage.describe() for stage in found))
+    more = f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''
+    return ', '.join(names[:_SHOWN]) + more
 
 
 def gapless(source: Source) -> bool:
