@@ -36,7 +36,7 @@ class Resumable:
     """
 
     def __init__(self, loader: Any, length: int | None = None) -> None:
-        self._epochs = loader if hasattr(loader, 'set_epoch') else getattr(loader, 'dataset', None)
+        self._epochs: Any = loader if hasattr(loader, 'set_epoch') else getattr(loader, 'dataset', None)
         missing = [name for name in ('state_dict', 'load_state_dict') if not hasattr(loader, name)]
         if missing or not hasattr(self._epochs, 'set_epoch'):
             raise InvalidArgumentError(
