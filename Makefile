@@ -12,7 +12,7 @@ RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litd
 # A build for the CPU: the plain name brings gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo test test-full test-drivers lint docs docs-links release-check bench bench-quick faults soak redis chromium azurite servers screenshots clean
+.PHONY: demo test test-slow slow-list test-full test-drivers lint docs docs-links release-check bench bench-quick faults soak redis chromium azurite servers screenshots clean
 
 demo: $(VENV)/demo
 	$(BIN)/granular demo
@@ -21,11 +21,19 @@ demo: $(VENV)/demo
 # are those of other packages: each process would import trio for one.
 test: export HYPOTHESIS_NO_PLUGINS = 1
 test: $(VENV)/test $(ORACLES) redis chromium azurite
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not slow' $(ARGS)
+
+# What takes long and rarely breaks: tests/slow.txt. slow-list writes that anew, from a run of all tests.
+test-slow: export HYPOTHESIS_NO_PLUGINS = 1
+test-slow: $(VENV)/test $(ORACLES) redis chromium azurite
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow $(ARGS)
+
+slow-list: override ARGS += -m '' --write-slow
+slow-list: test
 
 # The large tables of cases in full: otherwise tests run a cover of their pairs (tests/support/tables.py).
 test-full: export GRANULAR_FULL_TABLES = 1
-test-full: override ARGS += --timeout=3600
+test-full: override ARGS += -m '' --timeout=3600
 test-full: test
 
 # Trainings that Lightning, Accelerate, the HF Trainer, torchdata, Ray Train and Orbax drive. Tests of one program share it.

@@ -20,6 +20,7 @@ from pyarrow import parquet
 import granular
 from granular import cli
 from granular.aio.runtime import replied
+from tests.support import slow
 from tests.support.hub import HubServer
 from tests.support.interpreters import Interpreter
 from tests.support.oracles import KappaData, Megatron, Oracle
@@ -45,6 +46,32 @@ collect_ignore = ['drivers']
 
 # What these fixtures start takes seconds: their tests come first, so that no other process takes any of them over.
 COSTLY = ('learning_interpreter', 'driver', 'azurite', 'oracle21', 'oracle24', 'grain', 'kappadata')
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption('--write-slow', action='store_true', help=f'write {slow.LIST.name}, of a whole run')
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line('markers', f'slow: is in {slow.LIST.name}, and run by `make test-slow`')
+
+
+_slow, _seconds = slow.listed(), []
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if slow.function_of(item.nodeid) in _slow:
+        item.add_marker('slow')
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == 'call':
+        _seconds.append((report.nodeid, report.duration))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption('write_slow') and not hasattr(session.config, 'workerinput'):
+        slow.LIST.write_text(''.join(f'{function}\n' for function in slow.slowest(_seconds)))
 
 
 @pytest.hookimpl(trylast=True)

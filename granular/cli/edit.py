@@ -53,9 +53,10 @@ def edit(
     parallel: Annotated[int, typer.Option(help='Shards that are written concurrently.')] = 8,
     as_json: Json = False,
 ) -> None:
-    """Write a changed copy of a dataset, or of several behind each other.
+    """Write a changed copy of a dataset.
 
-    Indices and keys are those of SRC. Records are copied as they are stored; killed and run again, it continues.
+    Several datasets are put behind each other. Indices and keys are those of SRC. Records are copied as they are
+    stored; killed and run again, it continues.
     """  # fmt: skip
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 

@@ -298,6 +298,23 @@ def test_damage_in_the_source_is_found(tmp_path):
     assert not (tmp_path / 'read' / '000000' / 'spec.json').exists()
     granular.rewrite(source, tmp_path / 'copied', exclude=[0])
     assert len(granular.verify(tmp_path / 'copied').problems) == 1
+    with pytest.raises(CorruptRecordError, match='000001/image.bag: record 0'):  # a whole shard, which is read
+        granular.rewrite(source, tmp_path / 'columns', layout='columns', drop=['texts'])
+
+
+@pytest.mark.parametrize('change', [{}, {'keep': [1, 2]}, {'values': {'new': range(20)}}, {'layout': 'columns'}])
+def test_damaged_references_are_found(change, tmp_path):
+    """They would be followed to the record of another datapoint, which gets a checksum of its own in the result."""
+    source = tmp_path / 'source'
+    with granular.DatasetWriter(source, {'text': 'utf8'}) as writer:
+        for i in range(20):
+            writer.append({'text': f'{i}'})
+    content = (source / 'refs.bag').read_bytes()
+    with granular.BagReader(source / 'refs.bag') as bag:
+        first, second = bag[1], bag[2]
+    (source / 'refs.bag').write_bytes(content.replace(first, second, 1))
+    with pytest.raises(CorruptRecordError, match='refs.bag: record 1'):
+        granular.rewrite(source, tmp_path / 'changed', **change)
 
 
 def test_checksums_are_added_and_left_out(tmp_path):
@@ -321,6 +338,8 @@ def test_new_values_come_from_any_source(tmp_path):
     rows = rows_of(tmp_path / 'target')
     assert [row['label'] for row in rows] == [2 * point(i)['label'] for i in range(14)]
     assert [row['more'] for row in rows] == [f'{i}' for i in range(14)]
+    granular.rewrite(source, tmp_path / 'some', values={'label': {-1: 20, 0: 30}})
+    assert labels_of(tmp_path / 'some') == [30, *[point(i)['label'] for i in range(1, 13)], 20]
     numbers = [1 << 100] * 14
     granular.rewrite(source, tmp_path / 'large', values={'label': numbers})
     assert labels_of(tmp_path / 'large') == numbers
@@ -339,6 +358,8 @@ MISTAKES = [
     ({'keep': lambda: True}, InvalidArgumentError, r'named after keys'),
     ({'values': {'label': [1, 2]}}, InvalidArgumentError, r"values\['label'\]: has 2 values, and .*source has 14"),
     ({'values': {'label': {14: 1}}}, OutOfRangeError, r"values\['label'\]: index 14 is out of range: .* has 14"),
+    ({'values': {'label': {13: 1, -1: 2}}}, InvalidArgumentError, r'has two values for datapoint 13: -1 is it, too'),
+    ({'values': {'a b': [1] * 14}}, SpecError, r"keys \['a b'\] cannot be file names"),
     ({'values': {'lable': {1: 1}}}, InvalidArgumentError, r"values\['lable'\]: has 1 values, none for datapoint 0"),
     (
         {'values': {'label': ['x'] * 14}},

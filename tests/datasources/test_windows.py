@@ -278,13 +278,32 @@ def test_episodes_of_any_source_and_chosen_ones():
             equal(ours, theirs)
 
 
-def test_a_state_is_of_windows_over_the_same_episodes():
-    source = episodes()
-    datasets = [MapDataset.source(Windows(source, {'state': 1}, episodes=own)) for own in ([0, 3], [3, 0])]
-    first, second = (iter(dataset.to_iter_dataset()) for dataset in datasets)
+@pytest.mark.parametrize(
+    'offsets',
+    [
+        ({'state': 1}, {'state': 2}),
+        ({'state': range(100)}, {'state': [*range(99), 50]}),
+        ({'state': np.arange(2000)}, {'state': np.append(np.arange(1999), 50)}),
+    ],
+)
+def test_a_state_is_of_the_same_windows_over_the_same_episodes(offsets):
+    """Of windows whose description is long, too."""
+    source, (own, other) = episodes(), offsets
+    windows = [Windows(source, own, episodes=chosen) for chosen in ([0, 3], [3, 0])]
+    first, *others = (
+        iter(MapDataset.source(each).to_iter_dataset()) for each in (*windows, Windows(source, other, episodes=[0, 3]))
+    )
     next(first)
-    with pytest.raises(StateError, match='Windows'):
-        second.set_state(first.get_state())
+    for second in others:
+        with pytest.raises(StateError, match='Windows'):
+            second.set_state(first.get_state())
+
+
+def test_windows_keep_the_offsets_that_they_were_given():
+    offsets = [0, -1]
+    windows = Windows(episodes(), {'state': offsets}, lengths=STEPS)
+    offsets.append(-2)
+    equal(pickle.loads(pickle.dumps(windows))[3], windows[3])
 
 
 def test_windows_over_a_dataset_of_episodes():

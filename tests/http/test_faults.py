@@ -594,7 +594,7 @@ async def test_object_that_is_shorter_than_its_pinned_version_was_replaced(serve
         server.etag = None
         server.script.extend(['unsatisfiable'] * 2)
         with pytest.raises(
-            ObjectChangedError, match='replaced while it was being read: version "one" is not there any'
+            ObjectChangedError, match='replaced while it was being read: version "one" no longer exists'
         ):
             await file.read(10)
 

@@ -427,7 +427,9 @@ def test_mix_by_name_resumes_with_other_streams():
         assert [next(iterator) for _ in range(6)] == [0, 100, 101, 1, 102, 103]
         state = json.loads(json.dumps(iterator.get_state()))
     with iter(mix({'c': streams['c'], 'b': streams['b']})) as iterator:
-        iterator.set_state(state)
+        with pytest.raises(StateError, match=r"the state has the streams \['a', 'b'\]: if this is meant"):
+            iterator.set_state(state)
+        iterator.set_state(state, changes=[granular.changes.Added('c'), granular.changes.Removed('a')])
         assert [next(iterator) for _ in range(4)] == [200, 104, 201, 105]
     with iter(mix({'b': streams['b'].map(str), 'a': streams['a']})) as iterator:
         with pytest.raises(StateError, match='stage 3 was .*nothing.*map'):

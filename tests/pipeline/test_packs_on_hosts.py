@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from granular import IterDataset, MapDataset, ShardOptions
+from granular import IterDataset, MapDataset, ShardOptions, changes
 
 NAMES = ('web', 'code', 'books', 'math')
 
@@ -163,7 +163,7 @@ def test_a_mix_continues_with_other_weights_and_hosts():
         rows += [next(iterator) for _ in range(6)]
     for host in range(3):
         with iter(mix((3, 1, 1), ShardOptions(host, 3), repeats=True)) as iterator:
-            iterator.set_state(state)
+            iterator.set_state(state, changes=[changes.Added('books')])
             rows += [next(iterator) for _ in range(5)]
     for corpus in range(3):
         of_corpus = [row for row in rows if corpus_of(row) == corpus]

@@ -545,7 +545,7 @@ async def test_lists_of_files_of_other_formats_hold_only_the_beginnings_of_value
                 member = tarfile.TarInfo(f'{i:03}.{suffix}')
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))
-    source = source_of(await granular.aio.open(str(tmp_path / 'a.tar'), None))
+    source = await source_of(await granular.aio.open(str(tmp_path / 'a.tar'), None))
     located = await source.locate(['cls', 'jpg'], range(40), head=10)
     assert [row.values[0].data for row in located['cls']] == [b'%d' % i for i in range(40)]
     assert {(row.values[0].size, len(row.values[0].data)) for row in located['jpg']} == {(100_000, 10)}

@@ -73,6 +73,7 @@ class ChangedKeys:
 
     async def infer(self, sources: DatasetSources, sample: Ints, layout: Layout, encoders: Encoders) -> list[str]:
         """Complete the spec, with types inferred from some datapoints. Return a digest of the new values of each."""
+        check_spec(dict.fromkeys({**self.origins, **self.values}, 'bytes'), layout)  # the names of the keys
         records = await sources.fetch(sample, self.read)
         types = {target: sources.spec[origin] for target, origin in self.origins.items()}
         computed = {target: await new.fetch(sample, records) for target, new in self.values.items()}

@@ -108,8 +108,8 @@ class DatasetSources:
         return shard if is_whole else None
 
     async def verifying(self, keys: Mapping[int, Collection[str]]) -> Self:
-        """Return the same datasets, which compare what they read with the checksums of some keys of each shard, if the
-        dataset has any.
+        """Return the same datasets, which compare what they read of some keys of each shard, and the references to it,
+        with their checksums, if the dataset has any.
         """
         readers = [reader.copy() for reader in self._readers]
         for reader in readers:
@@ -120,7 +120,13 @@ class DatasetSources:
             for reader, is_checked in zip(readers, self._checked, strict=True)
             for _ in columns_of_shards(reader)
         ]
-        bags = [copies.shards[shard].bags[key] for shard, own in keys.items() if checked[shard] for key in own]
+        bags = [
+            bag
+            for shard, own in keys.items()
+            if checked[shard]
+            for key, bag in copies.shards[shard].all_bags.items()
+            if key in own or bag is copies.shards[shard].refs
+        ]
         await for_each(bags, lambda bag: bag.read_sums(), _TOGETHER)
         return copies
 

@@ -107,19 +107,26 @@ class NewValues:
             self._table = self._opened(values, length)
         self._values = values
 
-    def _checked(self, values: Mapping[Any, Any], length: int) -> Mapping[Any, Any]:
-        """Return a mapping from indices; numpy integers are equal to those of Python."""
-        for index in values:
+    def _checked(self, values: Mapping[Any, Any], length: int) -> Mapping[int, Any]:
+        """Return a mapping from indices, with those that count from the end resolved."""
+        out: dict[int, Any] = {}
+        for index, value in values.items():
             if isinstance(index, bool) or not isinstance(index, int | np.integer):
                 raise InvalidArgumentError(
                     f'{self._argument}: expected indices as keys of the mapping, got {index!r:.60}'
                 )
-            if not 0 <= index < length:
+            if not -length <= index < length:
                 raise OutOfRangeError(
                     f'{self._argument}: index {index} is out of range: {self._name} has {length} datapoints',
                     index=int(index),
                 )
-        return values
+            place = int(index) % length
+            if place in out:
+                raise InvalidArgumentError(
+                    f'{self._argument}: has two values for datapoint {place}: {place - length} is it, too'
+                )
+            out[place] = value
+        return out
 
     def _refuse_missing(self, length: int) -> None:
         some = self._some or {}
@@ -185,8 +192,10 @@ class NewValues:
                 point = self._mapping.datapoint({self.key: value})
                 (encoded,) = encode_now([self._field], point, self._argument, index)
             except EncodeError as error:
-                hint = self._mapping.hints.get(self.key, '')
-                raise EncodeError(f'{error}{hint}', path=self._name, key=self.key, index=index) from error.__cause__
+                raise EncodeError(
+                    f'{error}: pass another value, or another type of the key with spec',
+                    path=self._name, key=self.key, index=index,
+                ) from error.__cause__  # fmt: skip
             out.append(encoded if self._field.many else encoded[0])
         return out
 

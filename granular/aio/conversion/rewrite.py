@@ -99,8 +99,9 @@ async def rewrite(
 
     Started again after a crash, it resumes: finished shards are kept, and the first shard is published last, so that a
     partial dataset cannot be read as a whole one. ``000000/.granular-conversion`` records the settings, the versions of
-    the bags of the source, and digests of the indices that are kept, of tables of new values, and of some values of
-    functions; a call with other ones into the folder is refused. If a source has an index, the result gets one.
+    the bags of the source, and digests of the indices that are kept, of arrays and lists of new values, and of some
+    values of functions and other sources; a call with other ones into the folder is refused. If a source has an index,
+    the result gets one.
 
     Memory: 8 bytes for each datapoint that is kept, 4 for the checksum of each record that is read, and for each of
     ``parallel`` shards two reads of about 4 MiB (or one datapoint), and upload buffers.
@@ -172,7 +173,7 @@ async def rewrite(
 
         async def write() -> None:
             run.check_surplus(len(ranges), len(rows))
-            await work.verify(run.lengths)
+            await work.prepare(run.lengths)
             await run.write_shards(
                 ranges, lambda number, first, end: work.start(number, first, end, run.report.add), parallel
             )

@@ -19,10 +19,12 @@ from granular.aio.datasets.writer import DatasetWriter, append_columns, copy_bag
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.readahead import whole_pages
+from granular.aio.runtime.tasks import for_each
 from granular.errors import AlreadyExistsError
 from granular.formats.layout import Layout, shard_name
 
 _AHEAD: Final = 2  # reads of a shard in flight
+_TOGETHER: Final = 16  # shards whose bags are looked up at a time
 
 Ranges = Mapping[int, tuple[int, int]]
 
@@ -47,6 +49,7 @@ class RewrittenShards:
         self._sources, self._rows, self._ranges, self._keys = sources, rows, ranges, keys
         self.is_sharded = is_sharded
         self._layout, self._checksums = layout, checksums
+        self._copies: dict[int, dict[str, CopiedBag]] = {}  # to each shard, by key
         self.copied: int = 0  # bytes
 
     def plan(self) -> dict[str, Any]:
@@ -70,24 +73,28 @@ class RewrittenShards:
     async def length_of(self, number: int) -> int | None:
         return await length_of_shard(self.folder(number), self._keys.spec, self._layout)
 
-    async def verify(self, finished: Collection[int]) -> None:
-        """Compare what is read with the checksums of the source, for the shards that are not finished."""
+    async def prepare(self, finished: Collection[int]) -> None:
+        """Find the bags that are copied to the shards that are not finished, and the checksums of what is read for
+        these.
+        """
+        left = [number for number in self._ranges if number not in finished]
+        await for_each(left, self._find_copies, _TOGETHER)
         wanted: dict[int, set[str]] = {}
-        for number, (first, end) in self._ranges.items():
-            if number in finished:
-                continue
-            rows = self._rows[first:end]
-            whole = self._sources.whole_shard(rows)
-            keys = self._keys.read if whole is not None else {*self._keys.read, *self._stored.values()}
-            owners = [whole] if whole is not None else np.unique(np.searchsorted(self._sources.stops, rows, 'right'))
-            for shard in owners:
-                wanted.setdefault(int(shard), set()).update(keys)
+        for number in left:
+            first, end = self._ranges[number]
+            owners = np.unique(np.searchsorted(self._sources.stops, self._rows[first:end], 'right'))
+            for shard in owners.tolist():
+                wanted.setdefault(shard, set()).update(self._read(self._copies[number]))
         self._sources = await self._sources.verifying(wanted)
 
-    @property
-    def _stored(self) -> dict[str, str]:
-        """The keys of the result without new values, with those of the source."""
-        return {target: origin for target, origin in self._keys.origins.items() if target not in self._keys.values}
+    def _read(self, copies: Collection[str]) -> set[str]:
+        """Return the keys of the source that are read for a shard, given the keys of the result that are copied."""
+        out: set[str] = set()
+        for target in self._keys.spec:
+            if target not in copies:
+                new = self._keys.values.get(target)
+                out.update([self._keys.origins[target]] if new is None else new.keys)
+        return out
 
     async def start(self, number: int, first: int, end: int, tell: Callable[[int], Awaitable[None]]) -> DatasetWriter:
         """Write a shard, and return its writer: close it to copy whole bags, and to publish the shard."""
@@ -95,7 +102,7 @@ class RewrittenShards:
         writer = DatasetWriter(folder, self._keys.spec, None, self._layout, 'discard', self._checksums)
         write_anew(writer, False, False)
         whole = self._sources.whole_shard(self._rows[first:end])
-        copies = {} if whole is None else await self._copies(folder, whole, self._rows[first:end])
+        copies = self._copies[number]
         copy_bags(writer, copies)
         await ensure_open(writer)
         if len(writer):
@@ -104,7 +111,7 @@ class RewrittenShards:
         written = [target for target in self._keys.spec if target not in copies]
         stored = {target: self._keys.origins[target] for target in written if target not in self._keys.values}
         new = [target for target in written if target in self._keys.values]
-        read = {*stored.values(), *(key for target in new for key in self._keys.values[target].keys)}
+        read = self._read(copies)
 
         async def fetch(positions: range) -> dict[str, StoredColumn]:
             rows = self._rows[positions.start : positions.stop]
@@ -129,12 +136,16 @@ class RewrittenShards:
         self.copied += sum(bag.size for bag in copies.values())
         return writer
 
-    async def _copies(self, folder: Path, whole: int, rows: Ints) -> dict[str, CopiedBag]:
-        """Return the bags of a shard, which has the datapoints of one of the source, that are copied as they are."""
+    async def _find_copies(self, number: int) -> None:
+        """Find the bags that are copied to a shard as they are, if it has the datapoints of one of the source."""
+        first, end = self._ranges[number]
+        rows, folder = self._rows[first:end], self.folder(number)
+        copies = self._copies[number] = dict[str, CopiedBag]()
+        if (whole := self._sources.whole_shard(rows)) is None:
+            return
         source = self._sources.shards[whole]
         if source.layout != self._layout:
-            return {}
-        copies = {}
+            return
         for target, origin in self._keys.origins.items():
             if (new := self._keys.values.get(target)) is not None and not new.keeps(rows):
                 continue
@@ -146,7 +157,6 @@ class RewrittenShards:
         if len(copies) == len(self._keys.spec) and self._layout == 'columns' and not folder.store.local:
             # A bag that is written decides between writers, as a copy by the store replaces what is there.
             del copies[min(copies, key=lambda target: copies[target].size)]
-        return copies
 
     async def _references(self, copies: Mapping[str, CopiedBag], whole: int, rows: Ints) -> dict[str, StoredColumn]:
         """Return the references of datapoints to the records of bags that are copied."""

@@ -82,7 +82,7 @@ class Windows(SequenceSource[Window]):
       reader: a reader of episodes, or any other source of dicts, which is read whole.
       windows: the offsets of each key: a number ``n`` for those from 0 to ``n - 1``; a pair ``(start, stop)``; or a
         list. With ``fps``, a list can have seconds, as floats. True is for a value that all steps share.
-      stride: distance between the steps that have a window.
+      stride: distance between the steps that have a window, from the first one of an episode on.
       border: ``'pad'`` repeats the first and the last value of an episode beyond it, and adds ``<key>_is_pad``, a mask
         of shape ``(offsets,)``; ``'drop'`` has no windows that reach beyond an episode.
       fps: steps in a second. The frames of videos are then those that are shown at the times of the steps, from 0 on.
@@ -114,9 +114,12 @@ class Windows(SequenceSource[Window]):
             raise InvalidArgumentError(f'windows: expected a mapping from keys to offsets, got {windows!r:.100}')
         if border not in ('pad', 'drop'):
             raise InvalidArgumentError(f"border: expected 'pad' or 'drop', got {border!r:.100}")
-        if fps is not None and (not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < MOST):
+        if fps is not None and (
+            not isinstance(fps, int | float | np.integer | np.floating) or isinstance(fps, bool) or not 0 < fps < MOST
+        ):
             raise InvalidArgumentError(f'fps: expected a number > 0, or None, got {fps!r:.100}')
-        self._given = dict(windows)
+        # Of its own, and without arrays, which repr shortens: states and pickles have it.
+        self._given = {k: own.tolist() if isinstance(own, np.ndarray) else copy.copy(own) for k, own in windows.items()}
         self._offsets = {key: _offsets_of(key, offsets, fps) for key, offsets in windows.items()}
         stepped = [offsets for offsets in self._offsets.values() if offsets is not _WHOLE]
         if not stepped:
@@ -126,7 +129,7 @@ class Windows(SequenceSource[Window]):
         if border == 'pad' and (taken := [key for key in windows if f'{key}_is_pad' in windows]):
             raise InvalidArgumentError(f"windows: {taken[0]}_is_pad is the mask of {taken[0]!r}: pass border='drop'")
         self._stride = check_integer('stride', stride, 1, MOST)
-        self._border, self._fps = border, fps
+        self._border, self._fps = border, fps.item() if isinstance(fps, np.generic) else fps
         self._episodes = None if episodes is None else integers_of(episodes, 'episodes')
         self._chosen: Ints | None = None  # the episodes as positions, once they are known
         self._told = None if lengths is None else integers_of(lengths, 'lengths')
@@ -376,7 +379,7 @@ def _offsets_of(key: str, given: Any, fps: float | None) -> Ints | None:
         offsets = np.arange(start, stop)
     elif isinstance(given, int | np.integer) or not hasattr(given, '__len__'):
         offsets = np.arange(check_integer(f'windows: {key!r}', given, 1, _FARTHEST))
-    elif np.asarray(given).dtype.kind == 'f':
+    elif len(given) and np.asarray(given).dtype.kind == 'f':
         offsets = _steps_at(key, np.asarray(given, np.float64), fps)
     else:
         offsets = integers_of(given, f'windows: {key!r}')

@@ -158,7 +158,7 @@ def loader(draw: Draw, node: Node) -> Result:
                 text, taken(iter(second), used := draw.one_of([0, 0, 1])), batches((0, 0), size, host, others)[:used]
             )
             second.load_state_dict(states[host % len(states)])
-            state = {**states[0], 'step': at[0] * length + at[1]}
+            state = {**states[0], 'step': at[0] * length + at[1], 'round': size * others}
             expect(f'{text}: state', [through_json(second.state_dict())], [state])
             if draw.maybe(0.2):
                 second.load_state_dict(through_json(second.state_dict()))

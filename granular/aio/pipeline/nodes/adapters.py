@@ -7,7 +7,7 @@ import inspect
 import os
 import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence, Set
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +17,7 @@ from granular._support.other_names import Elementless, Unindexed
 from granular._support.text import counted
 from granular.aio.pipeline.data_source import (
     Joint,
+    OpenedDataSource,
     as_data_source,
     fetch_undecoded,
     file_bytes,
@@ -43,7 +44,10 @@ from granular.errors import (
     UnknownKeyError,
 )
 from granular.formats.arrow_values import rows_of
+from granular.formats.checksums import crc32c
 from granular.metrics import timing
+
+_SHOWN: Final = 200  # characters of a source in its description
 
 
 def convert(source: Any) -> Source:
@@ -122,7 +126,12 @@ class _Adapter(Source):
         if not self.measures_root:
             return f'{type(self.root).__name__} of {len(self.root)}'
         shown = ' '.join(repr(self.root).split())  # the repr of a Hugging Face dataset has several lines
-        shown = type(self.root).__name__ if ' at 0x' in shown else f'{shown:.200}'
+        if ' at 0x' in shown:
+            shown = type(self.root).__name__
+        elif len(shown) > _SHOWN:
+            # The whole repr of a reader of granular tells it from others, such as windows of other episodes.
+            rest = f'... {crc32c(shown.encode()):08x}' if isinstance(self.root, OpenedDataSource) else ''
+            shown = f'{shown[:_SHOWN]}{rest}'
         return shown if self._mask is None else f'{shown}, keys {", ".join(self._mask)}'
 
     def select(self, fields: Sequence[str]) -> Self | None:
