@@ -464,9 +464,9 @@ class Reading(Flow):
 def _filters_of(source: Source) -> str:
     """Describe the stages of a source that drop elements: filters, or if there are none, functions."""
     stages = all_stages(source)[::-1]
-    found: list[Source] = [s for s in stages if isinstance(s, elements.Filter | elements.FlatMap | elements.Excluded)]
-    found = found or [s for s in stages if isinstance(s, elements.Function)] or [source]
-    names = list(dict.fromkeys(stage.describe() for stage in found))
+    kinds = (elements.Filter | elements.FlatMap | elements.Excluded, elements.Function)
+    found = ([s.describe() for s in stages if isinstance(s, kind)] for kind in kinds)
+    names = list(dict.fromkeys(next(filter(None, found), [source.describe()])))
     more = f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''
     return ', '.join(names[:_SHOWN]) + more
 
