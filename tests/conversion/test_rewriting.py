@@ -1,5 +1,7 @@
 """Rewriting: the result equals that of the same change in plain Python, byte for byte, also after a kill."""
 
+import asyncio
+import contextlib
 import itertools
 import json
 import pathlib
@@ -300,6 +302,18 @@ def test_damage_in_the_source_is_found(tmp_path):
     assert len(granular.verify(tmp_path / 'copied').problems) == 1
     with pytest.raises(CorruptRecordError, match='000001/image.bag: record 0'):  # a whole shard, which is read
         granular.rewrite(source, tmp_path / 'columns', layout='columns', drop=['texts'])
+
+
+async def test_of_two_calls_into_one_folder_none_takes_the_shards_of_the_other(tmp_path):
+    source, target = make(tmp_path / 'source'), tmp_path / 'target'
+    changes = [{'values': {'label': [number] * 14}} for number in (1, 2)]
+    calls = [aio.rewrite(source, target, **change) for change in changes]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert any(isinstance(outcome, AlreadyExistsError) for outcome in outcomes)
+    for number, change in enumerate(changes, 1):
+        with contextlib.suppress(AlreadyExistsError):
+            await aio.rewrite(source, target, **change)
+            assert set(await asyncio.to_thread(labels_of, target)) == {number}
 
 
 @pytest.mark.parametrize('change', [{}, {'keep': [1, 2]}, {'values': {'new': range(20)}}, {'layout': 'columns'}])

@@ -183,8 +183,9 @@ class Run:
                 raise AlreadyExistsError(
                     f'{self._directory}: has data that {self._name} did not write: choose another folder, or remove it'
                 ) from None
-            self._is_new, plan['sample'] = True, self._sample
-            await self._write_plan(plan)
+            plan['sample'] = self._sample
+            await self._write_plan(plan, new=self._directory.store.local)  # in a bucket, a claim keeps other runs out
+            self._is_new = True
             return plan
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptDatasetError(f'{self._plan_path}: was not written by {self._name}') from error
@@ -223,9 +224,9 @@ class Run:
     def _plan_path(self) -> Path:
         return self._shards.folder(0) / CONVERSION
 
-    async def _write_plan(self, plan: dict[str, Any]) -> None:
+    async def _write_plan(self, plan: dict[str, Any], new: bool = False) -> None:
         path = self._plan_path
         if path.store.local:
             await path.parent.mkdir(exist_ok=True)
             await offload(remove_leftovers, path.key)
-        await path.write_text(f'{json.dumps(plan, sort_keys=True)}\n')
+        await path.store.write(path.key, f'{json.dumps(plan, sort_keys=True)}\n'.encode(), new)
