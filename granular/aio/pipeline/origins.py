@@ -37,8 +37,8 @@ class Origins:
       row: the row in the batch of the step, from 0 on; 0 if a step is no batch.
       source: the number of the source in ``sources``.
       index: the index of the datapoint in its source.
-      begin, stop: the values of the datapoint that a row of ``pack`` has, as in ``value[begin:stop]``; ``stop`` is -1
-        for a datapoint whose size is not known, as it is not packed or batched by size.
+      begin: the first value of the datapoint that a row of ``pack`` has, as in ``value[begin:stop]``.
+      stop: the one after the last; -1 for a datapoint whose size is not known, as it is not packed or batched by size.
       sources: the names of the sources: those of a mix by name, and otherwise the numbers of the datasets that are
         mixed, concatenated or zipped, joined by '/'; the description of the source if there is one only.
     """
