@@ -102,7 +102,7 @@ def problems(site: Path) -> list[str]:
 
 
 # Runs many queries in one browser, whose start takes longer than all of them.
-QUERIES = """<html data-content_root="./"><div id="search-results"></div><pre></pre>
+QUERIES = """<html data-content_root="./"><meta charset="utf-8"><div id="search-results"></div><pre></pre>
 <script>const Search = {{_parseQuery() {{}}}};</script>
 <script src="{static}/entries.js"></script><script src="{static}/search.js"></script>
 <script>
