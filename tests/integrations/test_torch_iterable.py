@@ -422,7 +422,9 @@ def test_resumable_tells_epochs_and_has_the_states_of_its_loader():
     assert ids(other) == rest
     assert len(other) == 12
     with pytest.raises(InvalidArgumentError, match='expected a StatefulDataLoader of an IterableDataset'):
-        Resumable(Batches([1]))
+        Resumable(DataLoader(IterableDataset(shuffled()), batch_size=None))
+    with pytest.raises(InvalidArgumentError, match='has no length: .* pass length=, the number of batches'):
+        Resumable(StatefulDataLoader(IterableDataset(shuffled().to_iter_dataset().filter(bool)), batch_size=None))
 
 
 def test_a_selection_behind_a_shuffle_stays_in_all_epochs(caplog):
