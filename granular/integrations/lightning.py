@@ -20,7 +20,7 @@ class Resumable:
 
     ::
 
-        iterable = granular.integrations.torch.IterableDataset(dataset)
+        iterable = granular.integrations.torch.IterableDataset(dataset.batch(64))
         loader = Resumable(StatefulDataLoader(iterable, batch_size=None, num_workers=2))
 
     Pass it to ``Trainer.fit``. Each epoch has another order, and training continues from a checkpoint after the last
