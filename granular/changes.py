@@ -39,7 +39,7 @@ _BATCH_FUNCTION: Final = re.compile(r'(batch\(.*, batch_fn=)([^,()]+)(\))')
 
 
 class Change(Protocol):
-    """A declared change."""
+    """A declared change of a line of a pipeline."""
 
     @classmethod
     def between(cls, was: str, now: str) -> Self | None:
@@ -230,10 +230,6 @@ class Removed:
 
     name: str
 
-    @classmethod
-    def between(cls, was: str, now: str) -> Self | None:
-        return None
-
 
 @dataclasses.dataclass(frozen=True)
 class Added:
@@ -250,10 +246,6 @@ class Added:
 
     name: str
 
-    @classmethod
-    def between(cls, was: str, now: str) -> Self | None:
-        return None
-
 
 _KINDS: Final[tuple[type[Change], ...]] = (
     RowLength, BatchSize, AugmentationSeed, Grown, Renamed, Excluded, Moved,
@@ -268,7 +260,7 @@ class Applied(NamedTuple):
     now: str
 
 
-def declared(changes: Any) -> tuple[Change, ...]:
+def declared(changes: Any) -> tuple[Any, ...]:
     """Return declared changes; raise ``InvalidArgumentError`` unless they are a sequence of those of this module."""
     example = 'expected a list such as changes=[granular.changes.Excluded()]'
     if isinstance(changes, str) or not isinstance(changes, Iterable):

@@ -15,7 +15,7 @@ from granular.formats.codecs.videos import MAX_VIDEO, check_complete, frame_conv
 
 T = TypeVar('T')
 Part = tuple[int, bytes]
-"""Where bytes of a file begin, and the bytes."""
+"""The position of bytes in a file, and the bytes."""
 
 _EARLY: Final = 1e-3  # seconds that a time may precede its frame: WebM rounds times to milliseconds
 _HIDDEN: Final = np.iinfo(np.int64).max  # the time of a packet that is not shown
@@ -36,7 +36,7 @@ class _Packets(NamedTuple):
 
 
 class FrameTable:
-    """Where the frames of a video are in its file, and when each is shown.
+    """The positions of the frames of a video in its file, and the times at which they are shown.
 
     Args:
       size: bytes of the file.

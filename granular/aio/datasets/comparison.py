@@ -83,14 +83,12 @@ async def compare(index: DatasetIndex, directory: Path) -> Compared:
 def _compare_files(index: DatasetIndex, key: str, count: int) -> tuple[Ints, Mapping[int, Pins | None]]:
     def look(shard: int, bag: str) -> _Files:
         stem = os.path.join(key, shard_name(shard), bag)
-        files = [os.stat(f'{stem}.bag')]
-        if not index.has_tables:
-            return [FileIdentity(files[0].st_size, version_of(files[0]), '', files[0].st_ctime_ns)]
-        files.append(os.stat(f'{stem}.idx'))
-        return [
-            FileIdentity(files[0].st_size, version_of(files[0]), '', files[0].st_ctime_ns),
-            FileIdentity(files[1].st_size // LIMIT * LIMIT, None, '', files[1].st_ctime_ns),
-        ]
+        info = os.stat(f'{stem}.bag')
+        files = [FileIdentity(info.st_size, version_of(info), '', info.st_ctime_ns)]
+        if index.has_tables:
+            info = os.stat(f'{stem}.idx')
+            files.append(FileIdentity(info.st_size // LIMIT * LIMIT, None, '', info.st_ctime_ns))
+        return files
 
     return _sort(index, min(len(index), count), look)
 

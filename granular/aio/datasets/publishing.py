@@ -8,7 +8,7 @@ from granular.errors import AlreadyExistsError, BadReplyError, GranularError, No
 
 
 class Found(enum.Enum):
-    """What was in the folder when the writer was opened."""
+    """The content of the folder when the writer was opened."""
 
     NOTHING = enum.auto()  # that stays: everything in the folder may be removed if the writer fails
     REMAINS = enum.auto()  # local columns of a killed writer, which are continued

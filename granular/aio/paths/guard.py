@@ -13,7 +13,7 @@ from granular.errors import NotFoundError
 
 
 class Right(enum.Enum):
-    """What a folder is written for."""
+    """The purpose of writing in a folder."""
 
     SERIES = enum.auto()
     """A series of shards. On a disk, each shard is locked by its own writer."""
@@ -24,7 +24,7 @@ class Right(enum.Enum):
     COPY = enum.auto()
     """A copy of a dataset, which overwrites files."""
     REMAINS = enum.auto()
-    """What a killed writer of a dataset without shards left in a bucket is removed."""
+    """The removal of the files that a killed writer of a dataset without shards left in a bucket."""
 
 
 # Of each right: whose claims it takes over, and whose if the user asserts that no other writer is alive.
@@ -86,7 +86,7 @@ class FolderGuard:
         return None
 
     async def enter_and_list(self) -> list[Entry]:
-        """As ``enter``; return the entries of the folder in any store."""
+        """Exclude other writers, as ``enter`` does, and return the entries of the folder in any store."""
         entries = await self.enter()
         if entries is None:
             try:
@@ -101,7 +101,7 @@ class FolderGuard:
             await self._claim.check()
 
     async def check_owner(self) -> bool:
-        """As ``check``, but write nothing, for the workers of the writer; return False if the claim was removed."""
+        """Check without a write, for the workers of the writer; return False if the claim was removed."""
         return self._claim is None or await self._claim.check_owner()
 
     async def leave(self) -> None:

@@ -14,7 +14,7 @@ from granular.errors import StateError
 
 @dataclasses.dataclass(frozen=True)
 class SourceState:
-    """What was taken of a source, by all hosts.
+    """The datapoints that all hosts have taken of a source.
 
     Attributes:
       name: that of the stream in a mix by name; otherwise the numbers of the datasets that are mixed, concatenated or
@@ -43,7 +43,7 @@ class SourceState:
 
 @dataclasses.dataclass(frozen=True)
 class PackedState:
-    """What a ``pack`` of a stream has yielded, over all hosts.
+    """The rows that a ``pack`` of a stream has yielded, over all hosts.
 
     Attributes:
       name: that of the sources before it, '' for all.
@@ -74,7 +74,7 @@ class HeldState:
 
 @dataclasses.dataclass(frozen=True)
 class StateDescription:
-    """What a state holds; ``print`` shows a table.
+    """The content of a state; ``print`` shows a table.
 
     Attributes:
       sources: what was taken of each source, in the order of the pipeline.
