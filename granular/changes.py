@@ -2,8 +2,8 @@
 
 ::
 
-    state = iterator.get_state()
-    iterator.set_state(state, changes=[granular.changes.RowLength({'tokens': 4096})])
+    state = iterator.state_dict()
+    iterator.load_state_dict(state, changes=[granular.changes.RowLength({'tokens': 4096})])
 
 A pipeline that differs in something else is refused, and so is a change that is not declared: the error names the
 declaration. One that has been made already is ignored, so that a program may leave it in place.
@@ -38,8 +38,8 @@ class RowLength:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.RowLength({'tokens': 4096})])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.RowLength({'tokens': 4096})])
 
     Args:
       length: the new lengths, as ``pack`` has them.
@@ -57,8 +57,8 @@ class BatchSize:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.BatchSize(128)])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.BatchSize(128)])
 
     Args:
       batch_size: the new size.
@@ -73,8 +73,8 @@ class AugmentationSeed:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.AugmentationSeed(7)])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.AugmentationSeed(7)])
 
     Args:
       seed: the new seed.
@@ -92,8 +92,8 @@ class Grown:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.Grown('Web', 150_000)])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.Grown('Web', 150_000)])
 
     Args:
       source: the description of the source, as a state has it.
@@ -110,8 +110,8 @@ class Moved:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.Moved("DatasetReader('./copy')")])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.Moved("DatasetReader('./copy')")])
 
     Args:
       source: the new description of the source.
@@ -126,8 +126,8 @@ class Renamed:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.Renamed('map(tokenize_text)')])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.Renamed('map(tokenize_text)')])
 
     Args:
       stage: the new description of the stage.
@@ -145,8 +145,8 @@ class Excluded:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.Excluded()])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.Excluded()])
     """
 
 
@@ -156,8 +156,8 @@ class Removed:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.Removed('books')])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.Removed('books')])
 
     Args:
       name: its name in the mix.
@@ -172,8 +172,8 @@ class Added:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.Added('code')])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.Added('code')])
 
     Args:
       name: its name in the mix.

@@ -192,7 +192,7 @@ def saved(plan, chance):
     count = chance.randint(0, len(outputs))
     with iter(plan.stream()) as iterator:
         taken = list(itertools.islice(iterator, count))
-        return atoms_of(taken), json.loads(json.dumps(iterator.get_state()))
+        return atoms_of(taken), json.loads(json.dumps(iterator.state_dict()))
 
 
 @pytest.mark.parametrize('case', range(CASES))
@@ -203,13 +203,13 @@ def test_declared_changes_continue_exactly_or_are_refused(case):
     taken, state = saved(plan, chance)
     with iter(other.stream()) as iterator:
         with pytest.raises(StateError, match='if this is meant, pass changes=') as caught:
-            iterator.set_state(state)
+            iterator.load_state_dict(state)
         declared = declared_in(caught.value)
         for i in range(len(declared)):
             with pytest.raises(StateError, match='if this is meant, pass changes='):
-                iterator.set_state(state, [*declared[:i], *declared[i + 1 :]])
+                iterator.load_state_dict(state, [*declared[:i], *declared[i + 1 :]])
         try:
-            iterator.set_state(state, declared)
+            iterator.load_state_dict(state, declared)
             rest = atoms_of(list(iterator))
         except StateError as error:
             assert any(str(change) in str(error) for change in declared) or str(error).startswith('pack('), error
@@ -257,5 +257,5 @@ def test_what_is_not_declared_is_refused(case):
     _, state = saved(plan, chance)
     everything = [changes.RowLength({'tokens': 8}), changes.Excluded(), changes.Renamed('map(again)')]
     with iter(other.stream()) as iterator, pytest.raises(StateError) as caught:
-        iterator.set_state(state, everything)
+        iterator.load_state_dict(state, everything)
     assert 'continue with the pipeline that saved it' in str(caught.value)
