@@ -12,17 +12,18 @@ from typing import Any, Final, Literal, NamedTuple
 
 from granular._support.indexing import Ints
 from granular._support.text import counted
+from granular.aio.pipeline.lines import Applied
 from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.shards import ShardOptions
-from granular.changes import Applied
 from granular.errors import StateError
 
-VERSION: Final = 4
+VERSION: Final = 5
 """The version of the states that are saved: that of earlier ones that are read, and what these do not have, is below.
 
-Version 3 has no ``stages``, from which a state is described, and no ``values`` of a pack.
+Versions 3 and 4 have the lines of a pipeline as texts, which ``Line.like`` reads. Version 3 has no ``stages``, from
+which a state is described, and no ``values`` of a pack.
 """
-_READ: Final = (3, VERSION)
+_READ: Final = (3, 4, VERSION)
 
 
 def check_version(state: Mapping[str, Any]) -> None:
@@ -182,10 +183,10 @@ class RestoreRules(NamedTuple):
         """Raise ``StateError`` for changes of some kinds, if a later stage holds elements that they concern."""
         for change, was, now in self.applied if self.held else ():
             if isinstance(change, kinds):
+                before, after = (repr('nothing' if line is None else line.text) for line in (was, now))
                 raise StateError(
                     f'{self.stage}: it holds {FITS[self.kind].holds} back, which must be read again as before, and '
-                    f'{change!r} is declared, {now or "nothing"!r} in place of {was or "nothing"!r}: load a state '
-                    f'where it holds none'
+                    f'{change!r} is declared, {after} in place of {before}: load a state where it holds none'
                 )
 
     def check_hosts(self, saved: int | None, own: int) -> None:

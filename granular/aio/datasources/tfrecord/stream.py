@@ -15,6 +15,7 @@ from granular.aio.paths.path import Path
 from granular.aio.pipeline.describe import check_size
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.iter_dataset import IterDataset
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.position import FREE, RestoreRules, Turns
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow, number_of
@@ -99,9 +100,12 @@ class _Records(Stream):
     def flow(self) -> Flow:
         return _Reading(self)
 
-    def describe(self) -> str:
+    def line(self) -> Line:
         # Omits the shard: a state fits any number of them.
-        return f'TFRecordIterDataset({self.files.name!r})'
+        return Line('source', source=f'TFRecordIterDataset({self.files.name!r})')
+
+    def describe(self) -> str:
+        return str(self.line())
 
 
 class _Reading(Flow):

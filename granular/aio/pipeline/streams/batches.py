@@ -8,7 +8,7 @@ import numpy as np
 from granular._support.indexing import check_integer
 from granular._support.text import counted
 from granular.aio.pipeline.execution.prefetch import END
-from granular.aio.pipeline.nodes.stacking import combine, concatenate, describe_batch, stack, stacked, warn_of_no_batch
+from granular.aio.pipeline.nodes.stacking import combine, concatenate, line_of_batch, stack, stacked, warn_of_no_batch
 from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
@@ -31,7 +31,7 @@ class BatchOf(Staged):
         self.size: int = check_integer('batch_size', size, 1)
         self.drop_remainder, self.fn = drop_remainder, function_or('batch_fn', batch_fn, stack)
         arguments = self.size, self.drop_remainder, self.fn
-        super().__init__(parent, describe_batch(*arguments), Batching, *arguments)
+        super().__init__(parent, line_of_batch(*arguments), Batching, *arguments)
 
     def length(self) -> int:
         elements = self.parent.length()

@@ -5,6 +5,7 @@ from typing import Any
 
 from granular._support.indexing import Seed
 from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.elements import NONE, OPERATIONS, Element, Handled, Streamed, after_handled, parts_of
 from granular.aio.pipeline.nodes.indices import Wrapped, seed_in_epoch
 from granular.aio.pipeline.nodes.source import Source
@@ -12,7 +13,7 @@ from granular.aio.pipeline.position import FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Counter, FilterCheck, Flow, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.read import Read, gapless
-from granular.aio.pipeline.streams.stream import Stream, in_epoch
+from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_checked, method_of, name_of
 from granular.changes import AugmentationSeed
@@ -73,9 +74,12 @@ class ElementFunction(Stream):
         read = self.merged()
         return Applying(self.parent.flow(), self) if read is None else read.flow()
 
+    def line(self) -> Line:
+        epoch = None if self.seed is None else self.epoch or None
+        return Line(self.name, function=name_of(self.method), seed=self.seed, epoch=epoch)
+
     def describe(self) -> str:
-        seed = '' if self.seed is None else f', seed={self.seed}{in_epoch(self.epoch)}'
-        return f'{self.name}({name_of(self.method)}{seed})'
+        return str(self.line())
 
 
 class Applying(Flow):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence, Set
 from operator import methodcaller
 from typing import Any, NamedTuple, cast
 
-from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
+from granular.aio.pipeline.describe import check_lines, lines_of, resizable_stages, saved_lines
 from granular.aio.pipeline.execution.failures import RECENT
 from granular.aio.pipeline.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
@@ -40,7 +40,7 @@ class InterleaveSettings(NamedTuple):
 class Interleaved(Stream):
     """Elements of several streams in turn."""
 
-    made_later = False  # True if the streams are not known beforehand, so that states have their fingerprints
+    made_later = False  # True if the streams are not known beforehand, so that states have their lines
 
     def __init__(self, parents: Sequence[Any], settings: InterleaveSettings) -> None:
         super().__init__(*parents)
@@ -131,7 +131,7 @@ class _Parts(NamedTuple):
 
     states: dict[str, Any]  # by number
     waiting: list[int]  # the numbers of those that had no turn
-    streams: dict[str, Any]  # their fingerprints, by number
+    streams: dict[str, Any]  # their lines, by number
     late: Set[int]  # those that are not in step
 
 
@@ -148,7 +148,7 @@ class Interleaving(Outlasting):
         self._turn, self._begun = 0, min(cycle, self._count)
         self._flows: dict[int, Flow] = {}  # of the open streams that had their turn
         self._saved: dict[int, Any] = {}  # states of open streams that did not have it since they were restored
-        self._lines: dict[int, Any] = {}  # fingerprints of open streams, or those of their states
+        self._lines: dict[int, Any] = {}  # those of open streams as states have them
         self._started: dict[Flow, Stream] = {}  # all that are to be closed
         self._closed = False
         self._binding: tuple[object, Crew] = None, Crew()
@@ -245,7 +245,7 @@ class Interleaving(Outlasting):
             if number in self._saved:
                 await self._restore_stream(number, flow, self._saved[number])
             elif self._stage.made_later:
-                self._lines[number] = fingerprint(self._started[flow])
+                self._lines[number] = saved_lines(self._started[flow])
             self._hosts = max(self._hosts, flow.hosts)
         self._saved.pop(number, None)
         return flow
@@ -256,10 +256,9 @@ class Interleaving(Outlasting):
             made: Sequence[Any] = ()
             if self._stage.made_later:
                 stream = self._started[flow]
-                lines = fingerprint(stream)
                 changes = self._terms.changes or ()
-                made = check_fingerprint(self._lines.get(number), lines, changes, resizable_stages(stream))
-                self._lines[number] = lines
+                made = check_lines(self._lines.get(number), lines_of(stream), changes, resizable_stages(stream))
+                self._lines[number] = saved_lines(stream)
             terms = self._terms._replace(applied=(*self._terms.applied, *made))
             await restore_checked(flow, state, terms)
         except StateError as error:

@@ -7,8 +7,9 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from granular._support.indexing import Ints
-from granular.aio.pipeline.describe import check_fingerprint, fingerprint
+from granular.aio.pipeline.describe import check_lines, lines_of
 from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.combinations import all_turns_before, turns, turns_before
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.nodes.patterns import Shares
@@ -319,18 +320,19 @@ class NamedMix(Mixed):
         super().__init__(list(parents.values()), weights)
         self.names = tuple(parents)
 
-    def _lines(self) -> dict[str, list[str]]:
-        """Return the fingerprint of each stream."""
-        return {name: fingerprint(parent) for name, parent in zip(self.names, self.parents, strict=True)}
+    def lines(self) -> dict[str, list[Line]]:
+        """Return the lines of each stream."""
+        return {name: lines_of(parent) for name, parent in zip(self.names, self.parents, strict=True)}
 
     def outline(self) -> dict[str, Any]:
         return {'stage': self.describe(), 'names': True}  # the state of each stream has its own
 
-    def stages(self) -> dict[str, Any]:
+    def stages(self, lines: Mapping[str, Sequence[Line]]) -> dict[str, Any]:
         """Return what states have of each stream beside its state."""
-        outlines = [parent.outline() for parent in self.parents]
-        pairs = zip(self._lines().items(), outlines, strict=True)
-        return {name: {'pipeline': lines, 'stages': outline} for (name, lines), outline in pairs}
+        return {
+            name: {'pipeline': [line.saved() for line in lines[name]], 'stages': parent.outline()}
+            for name, parent in zip(self.names, self.parents, strict=True)
+        }
 
     def _indices_of(self, states: Any) -> list[int]:
         return [
@@ -340,7 +342,7 @@ class NamedMix(Mixed):
 
     def state_at(self, index: int) -> Any:
         state = super().state_at(index)
-        parents = zip(self.stages().items(), state['parents'], strict=True)
+        parents = zip(self.stages(self.lines()).items(), state['parents'], strict=True)
         states = {name: {'state': parent, **stages} for (name, stages), parent in parents}
         return {'parents': states, 'count': index, 'weights': dict(zip(self.names, self._weights, strict=True))}
 
@@ -364,7 +366,8 @@ class NamedMixing(Mixing):
         super().__init__(stage)
         self._named = dict(zip(stage.names, self.parents, strict=True))
         self._own = dict(zip(stage.names, stage._weights, strict=True))
-        self._stages, self._description = stage.stages(), stage.describe()
+        self._lines = stage.lines()
+        self._stages, self._description = stage.stages(self._lines), stage.describe()
         self._starts = {name: parent.state() for name, parent in self._named.items()}
         self._current: Mapping[str, int] = self._own
         self._mixed_names = list(self._named)
@@ -391,7 +394,7 @@ class NamedMixing(Mixing):
         for name in named:
             new = {'state': self._starts[name], **self._stages[name]}
             saved = state['parents'].get(name, new)
-            made = check_fingerprint(saved['pipeline'], self._stages[name]['pipeline'], terms.changes or ())
+            made = check_lines(saved['pipeline'], self._lines[name], terms.changes or ())
             await self._named[name].restore(saved['state'], terms._replace(applied=(*terms.applied, *made)))
         self._mixed, self._weights = [self._named[name] for name in named], tuple(current[name] for name in named)
         self._mixed_names = named

@@ -16,7 +16,7 @@ from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.packing_options import Recipe
 from granular.aio.pipeline.streams.rows import TEXT, array_of, check_value, fill, shape_of
-from granular.aio.pipeline.streams.stream import Staged, Stream, in_epoch
+from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.threads import offload
 from granular.changes import Excluded, RowLength
@@ -32,9 +32,9 @@ class Packed(Staged):
     """Rows that are filled with sequences."""
 
     def __init__(self, parent: Stream, recipe: Recipe, epoch: int = 0) -> None:
-        description = recipe.description if recipe.seed is None else f'{recipe.description[:-1]}{in_epoch(epoch)})'
+        line = recipe.line if recipe.seed is None else recipe.line.changed(epoch=epoch or None)
         seed = None if recipe.seed is None else seed_in_epoch(recipe.seed, epoch)
-        super().__init__(parent, description, Packing, recipe, seed)
+        super().__init__(parent, line, Packing, recipe, seed)
         self._recipe = recipe
 
     @property

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import FREE, RestoreRules, same_position
@@ -18,7 +19,7 @@ class Repeated(Staged):
     """The elements of a stream, again and again."""
 
     def __init__(self, parent: Stream, epochs: int | None) -> None:
-        super().__init__(parent, f'repeat({epochs})', Repeating, epochs)
+        super().__init__(parent, Line(f'repeat({epochs})'), Repeating, epochs)
         self._epochs = epochs
 
     def length(self) -> int:

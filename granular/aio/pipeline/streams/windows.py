@@ -6,20 +6,21 @@ import numpy as np
 
 from granular._support.indexing import Ints
 from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
 from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
-from granular.aio.pipeline.streams.stream import Staged, Stream, in_epoch
+from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.errors import StateError
 from granular.shuffle import permute
 
 
 class WindowShuffled(Staged):
     def __init__(self, parent: Stream, size: int, seed: int, epoch: int = 0) -> None:
-        description = f'window_shuffle({size}, seed={seed}{in_epoch(epoch)})'
-        super().__init__(parent, description, WindowShuffling, size, seed_in_epoch(seed, epoch))
+        line = Line(f'window_shuffle({size}, seed={seed}{f", epoch={epoch}" if epoch else ""})')
+        super().__init__(parent, line, WindowShuffling, size, seed_in_epoch(seed, epoch))
         self._size, self._seed = size, seed
 
     def reseeded(self, epoch: int) -> Stream:
