@@ -10,6 +10,7 @@ from granular._support.typing import Datapoint_co
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasources import detect, lerobot, windows
 from granular.aio.datasources.arrayrecord import source as arrayrecord
+from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.datasources.megatron import source as megatron
 from granular.aio.datasources.parquet import source as parquet
 from granular.aio.datasources.tfrecord import source as tfrecord
@@ -74,12 +75,10 @@ class Windows(RecordReader[windows.Windows, windows.Window], Batched):
 Opened = DatasetReader | ShardedDatasetReader | Any
 """A reader of a dataset; Any stands for those of other files, so that programs use a dataset without a cast."""
 
+
+_OWN: Final = [cls for cls in list(globals().values()) if isinstance(cls, type) and cls.__module__ == __name__]
 _CLASSES: Final[Mapping[str, Any]] = {
-    cls.__name__: cls
-    for cls in (
-        *(DatasetReader, ShardedDatasetReader, BagReader, LeRobotDataSource),
-        *(ArrayRecordDataSource, MegatronDataSource, ParquetDataSource, TFRecordDataSource, WebDatasetDataSource),
-    )
+    cls.__name__: cls for cls in (BagReader, DatasetReader, ShardedDatasetReader, *_OWN)
 }
 
 
@@ -97,4 +96,5 @@ def open(  # noqa: A001
     counterpart = run(opening.coroutine, immediate=True)
     if not type(counterpart).__module__.startswith('granular.'):  # of another package
         return cast(Opened, counterpart)
-    return cast(Opened, reopened(_CLASSES[type(counterpart).__name__], counterpart))
+    general = DatapointReader if isinstance(counterpart, MaskedFiles) else RecordReader
+    return cast(Opened, reopened(_CLASSES.get(type(counterpart).__name__, general), counterpart))

@@ -12,18 +12,8 @@ FIELDS = (
     'PercentFilterWrapper', 'RepeatWrapper', 'ShuffleWrapper', 'SubsetWrapper',
 )  # fmt: skip
 SOURCES = ('Epochs', 'Transform', 'Sample', 'Truncate', 'Interleave', 'Mix')
-PAIRS = [
-    (getattr(granular, name), getattr(aio, name))
-    for name in (
-        'ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetIterator', 'DatasetReader', 'DatasetWriter',
-        'Loader', 'MapDataset', 'MegatronDataSource', 'ParquetDataSource', 'Path', 'TFRecordDataSource', 'Windows',
-        'WebDatasetDataSource',
-    )
-] + [
-    (granular.SharedMemoryCache, aio.SharedMemoryCache),
-    (granular.RedisCache, aio.RedisCache),
-    (granular.ShardedDatasetReader, aio.ShardedDatasetReader),
-    (granular.ShardedDatasetWriter, aio.ShardedDatasetWriter),
+SHARED = [(getattr(granular, name), getattr(aio, name)) for name in granular.__all__ if name in aio.__all__]
+PAIRS = [pair for pair in SHARED if isinstance(pair[0], type) and pair[0] is not pair[1]] + [
     *((getattr(sources, name), getattr(aio.sources, name)) for name in SOURCES),
     *((getattr(granular.kappadata, name), getattr(aio.kappadata, name)) for name in FIELDS),
 ]  # fmt: skip
@@ -51,6 +41,7 @@ ONLY_ASYNC = {'abort', 'aclose', 'arguments', 'bags', 'choose', 'get', 'open', '
     'parts',
     'passes_epochs',
     'pattern',
+    'read',
     'record_time',
     'release',
     'seed',
