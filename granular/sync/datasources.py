@@ -20,7 +20,7 @@ from granular.aio.runtime.portal import run
 from granular.sync.bags import BagReader
 from granular.sync.base import Batched, blocking, constructing, documented_by, passed_on, reopened
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
-from granular.sync.readers import Copyable, DatapointReader, RecordReader
+from granular.sync.readers import Copyable, DatapointReader, Reader, RecordReader
 
 
 class ArrayRecordDataSource(RecordReader[arrayrecord.ArrayRecordDataSource, bytes], Batched):
@@ -75,10 +75,8 @@ class Windows(RecordReader[windows.Windows, windows.Window], Batched):
 Opened = DatasetReader | ShardedDatasetReader | Any
 """A reader of a dataset; Any stands for those of other files, so that programs use a dataset without a cast."""
 
-
-_OWN: Final = [cls for cls in list(globals().values()) if isinstance(cls, type) and cls.__module__ == __name__]
 _CLASSES: Final[Mapping[str, Any]] = {
-    cls.__name__: cls for cls in (BagReader, DatasetReader, ShardedDatasetReader, *_OWN)
+    cls.__name__: cls for cls in (BagReader, *vars().values()) if isinstance(cls, type) and issubclass(cls, Reader)
 }
 
 
