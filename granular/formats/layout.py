@@ -29,7 +29,7 @@ SUFFIXES: Final = ('.bag', '.idx', CHECKSUMS)  # of the files of a bag
 _KEY: Final = re.compile(r'[a-z_][A-Za-z0-9_.-]*')
 _KIND: Final = re.compile(r'[a-z_]')
 _SHARD: Final = re.compile(r'[0-9]{6}|[1-9][0-9]{6}')
-_PADDED: Final = 10**6  # shards whose names have six digits
+PADDED: Final = 10**6  # shards whose names have six digits
 
 
 # --- bags ---------------------------------------------------------------------------------------------------------
@@ -220,5 +220,5 @@ def shard_numbers(names: Iterable[str]) -> list[int]:
     behind a gap, which the caller reports: beside fewer, it is something else, such as a date.
     """
     numbers = sorted({number for name in names if (number := shard_number(name)) is not None})
-    padded = bisect.bisect_left(numbers, _PADDED)
-    return numbers if padded >= _PADDED // 2 else numbers[:padded]
+    padded = bisect.bisect_left(numbers, PADDED)
+    return numbers if padded >= PADDED // 2 else numbers[:padded]
