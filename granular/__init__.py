@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from granular.aio.pipeline.transforms import MultiprocessingOptions as MultiprocessingOptions
     from granular.aio.pipeline.transforms import ReadOptions as ReadOptions
     from granular.config import IOConfig as IOConfig
+    from granular.errors import GranularError as GranularError
     from granular.formats.codecs import decoders as decoders
     from granular.formats.codecs import encoders as encoders
     from granular.metrics import io_stats as io_stats

@@ -230,7 +230,9 @@ class _File(io.RawIOBase):
     """A file of which some parts are known; all other bytes are zeros."""
 
     def __init__(self, size: int, parts: Sequence[Part]) -> None:
-        self._size, self._parts, self._at = size, parts, 0
+        self._size = size
+        self._parts = parts
+        self._at = 0
 
     def readable(self) -> bool:
         return True

@@ -19,7 +19,7 @@ from granular.aio.runtime.portal import run
 from granular.sync.bags import BagReader
 from granular.sync.base import Batched, blocking, constructing, documented_by, passed_on, reopened
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
-from granular.sync.readers import Copyable, DatapointReader, RecordReader
+from granular.sync.readers import Copyable, DatapointReader, Reader, RecordReader
 
 
 class ArrayRecordDataSource(RecordReader[arrayrecord.ArrayRecordDataSource, bytes], Batched):
@@ -75,11 +75,7 @@ Opened = DatasetReader | ShardedDatasetReader | Any
 """A reader of a dataset; Any stands for those of other files, so that programs use a dataset without a cast."""
 
 _CLASSES: Final[Mapping[str, Any]] = {
-    cls.__name__: cls
-    for cls in (
-        *(DatasetReader, ShardedDatasetReader, BagReader, LeRobotDataSource),
-        *(ArrayRecordDataSource, MegatronDataSource, ParquetDataSource, TFRecordDataSource, WebDatasetDataSource),
-    )
+    cls.__name__: cls for cls in (BagReader, *vars().values()) if isinstance(cls, type) and issubclass(cls, Reader)
 }
 
 

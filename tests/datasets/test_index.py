@@ -504,6 +504,18 @@ def test_copied_datasets_are_read_by_their_index(tmp_path, bucket, layout, liste
     assert warnings_of(caplog) == []
 
 
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_copy_on_a_web_server_is_read_by_its_index(http, layout, caplog):
+    """The page of a folder tells the names of its files, but neither sizes nor versions."""
+    place = http.place()
+    write(http.folder / place.key / 'ds', range(30), layout, shardlen=10, index=True)
+    with granular.ShardedDatasetReader(place / 'ds', granular.decoders) as reader:
+        assert is_indexed(reader)
+        assert list(reader) == [point(i, layout) for i in range(30)]
+        assert indexed_shards_of(reader.aio).own == {}
+    assert warnings_of(caplog) == []
+
+
 @pytest.mark.parametrize(
     ('bucket', 'layout', 'most'), [('seaweed', 'refs', 1), ('seaweed', 'columns', 4)], indirect=['bucket']
 )

@@ -17,7 +17,9 @@ from granular.errors import InvalidArgumentError
 
 _CHUNK: Final = 8 * MiB
 _MAX_CHUNK: Final = 4096
-_AHEAD: Final = 2  # reads in flight
+
+AHEAD: Final = 2
+"""Reads in flight."""
 
 Chosen = Any
 """Indices, an array of booleans with one for each datapoint, or a function of keys that returns a boolean."""
@@ -76,7 +78,7 @@ async def _results(argument: str, function: KeyFunction, sources: DatasetSources
         rows = np.arange(indices.start, indices.stop)
         return await offload(function.call, await sources.fetch(rows, keys), rows)
 
-    async with contextlib.aclosing(whole_pages(call, len(sources), step, _AHEAD)) as pages:
+    async with contextlib.aclosing(whole_pages(call, len(sources), step, AHEAD)) as pages:
         async for results in pages:
             if bad := [i for i, result in enumerate(results) if not isinstance(result, bool | np.bool_)]:
                 raise InvalidArgumentError(

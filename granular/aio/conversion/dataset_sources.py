@@ -34,7 +34,9 @@ class DatasetSources:
     """
 
     def __init__(self, readers: Sequence[AnyReader], checked: Sequence[bool], stack: contextlib.AsyncExitStack) -> None:
-        self._readers, self._checked, self._stack = readers, checked, stack
+        self._readers = readers
+        self._checked = checked
+        self._stack = stack
         first, more = readers[0].directory, len(readers) - 1
         self.name = f'{first} and {more} more' if more else f'{first}'
         self.shards: list[Columns] = [columns for reader in readers for columns in columns_of_shards(reader)]

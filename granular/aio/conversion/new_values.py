@@ -33,7 +33,9 @@ class KeyFunction:
 
     def __init__(self, argument: str, fn: Callable[..., Any], spec: Spec, decoders: Decoders, name: str) -> None:
         refuse_deferred(fn)
-        self._argument, self._fn, self._name = argument, fn, name
+        self._argument = argument
+        self._fn = fn
+        self._name = name
         self.keys: list[str] = _parameters(argument, fn)
         if unknown := [key for key in self.keys if key not in spec]:
             raise UnknownKeyError(
@@ -93,7 +95,9 @@ class NewValues:
         self, key: str, values: Any, origin: str | None, given: str | None, spec: Spec, decoders: Decoders, name: str,
         length: int,
     ) -> None:  # fmt: skip
-        self.key, self.origin, self._name = key, origin, name
+        self.key = key
+        self.origin = origin
+        self._name = name
         self._argument = f'values[{key!r}]'
         self._given = given if given is not None or origin is None else spec[origin]
         self._function: KeyFunction | None = None

@@ -3,22 +3,22 @@
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Self, SupportsIndex, TypeVar, overload
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._support.indexing import Ints, cut_into, grouped, index_of, indices_of, integers_of, placed
+from granular._support.indexing import Ints, cut_into, grouped, indices_of, integers_of, placed
 from granular._support.lazy import import_extra
 from granular._support.typing import Datapoint_co
 from granular.aio.datasets.clips import Clips, FrameTables, frames_of
 from granular.aio.datasets.steps import Steps, Values
-from granular.aio.datasources.arguments import Mask, names_in
+from granular.aio.datasources.arguments import names_in
 from granular.aio.datasources.indexed_files import read_files
 from granular.aio.datasources.parquet.source import ParquetDataSource
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.pipeline.data_source import OpenedDataSource
+from granular.aio.pipeline.data_source import Mask, MaskedSource
 from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads
@@ -34,7 +34,7 @@ _VERSIONS: Final = ('v2.', 'v3.')
 _TASK: Final = 'task'
 
 
-class LeRobotDataSource(OpenedDataSource[Datapoint_co]):
+class LeRobotDataSource(MaskedSource[tuple[str, ...], Datapoint_co]):
     """Random access to the episodes of a dataset of LeRobot, version 2 or 3, on a disk or in a bucket.
 
     ::
@@ -237,46 +237,19 @@ class LeRobotDataSource(OpenedDataSource[Datapoint_co]):
 
     # --- episodes
 
-    @overload
-    async def get(self, index: SupportsIndex, mask: Mask) -> dict[str, Any]: ...
-    @overload
-    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
-    @overload
-    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
-    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
-        """Return an episode, or ``{key: [values]}`` for a slice.
+    def _chosen(self, mask: Mask) -> tuple[str, ...]:
+        return self._fields if mask is None else names_in(mask, self._fields, 'fields', self._name)
 
-        Args:
-          index: an integer, negative from the end, or a slice.
-          mask: the keys to read.
-        """
-        await self._ensure_open()
-        if isinstance(index, slice | range):
-            episodes = await self.fetch(index, mask)
-            return {key: [episode[key] for episode in episodes] for key in self._chosen(mask)}
-        return (await self.fetch([index_of(index, len(self), self._name)], mask))[0]
+    async def _read_columns(self, positions: Ints, fields: tuple[str, ...]) -> dict[str, list[Any]]:
+        episodes = await self._read_rows(positions, fields)
+        return {key: [episode[key] for episode in episodes] for key in fields}
 
-    @overload
-    async def fetch(self, indices: Any, mask: Mask) -> list[dict[str, Any]]: ...
-    @overload
-    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
-    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
-        """Return many episodes, in the order of the indices.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-          mask: as for ``get``.
-        """
-        await self._ensure_open()
-        positions, keys = indices_of(indices, len(self), self._name), self._chosen(mask)
+    async def _read_rows(self, positions: Ints, fields: tuple[str, ...]) -> list[Any]:
         if not len(positions):
             return []
         once, again = np.unique(positions, return_inverse=True)
-        values = await self.read([Steps(key, once, np.diff(self._starts)[once]) for key in keys])
-        return [{key: copy.copy(own[i]) for key, own in zip(keys, values, strict=True)} for i in again.tolist()]
-
-    def _chosen(self, mask: Mask) -> tuple[str, ...]:
-        return self._fields if mask is None else names_in(mask, self._fields, 'fields', self._name)
+        values = await self.read([Steps(key, once, np.diff(self._starts)[once]) for key in fields])
+        return [{key: copy.copy(own[i]) for key, own in zip(fields, values, strict=True)} for i in again.tolist()]
 
     async def _fetch_stored(self, positions: Ints, keys: Sequence[str]) -> list[dict[str, Any]]:
         once, again = np.unique(positions, return_inverse=True)
@@ -319,9 +292,9 @@ class LeRobotDataSource(OpenedDataSource[Datapoint_co]):
         if self._kinds.get(wanted.key) == 'video':
             return await self._read_frames(wanted)
         datapoints, steps = wanted.each()
-        return await self._read_rows(wanted.key, self._starts[datapoints] + steps)
+        return await self._read_values(wanted.key, self._starts[datapoints] + steps)
 
-    async def _read_rows(self, key: str, rows: Ints) -> Values:
+    async def _read_values(self, key: str, rows: Ints) -> Values:
         name = 'task_index' if key not in self._kinds else key
         values = [row[name] for row in await self._table_of_rows().fetch(rows, (name,))]
         if key not in self._kinds:

@@ -291,7 +291,9 @@ class _Range(_View):
 
     def __init__(self, key: str, starts: Ints, episodes: Ints, steps: Ints, offsets: Ints, fps: float | None) -> None:
         lasts = starts[episodes + 1] - starts[episodes] - 1
-        self._count, self._lasts, self._from = len(offsets), lasts, steps + offsets[0]
+        self._count = len(offsets)
+        self._lasts = lasts
+        self._from = steps + offsets[0]
         begins = np.clip(self._from, 0, lasts)
         self._sizes = np.clip(self._from + self._count - 1, 0, lasts) + 1 - begins
         codes = starts[episodes] + begins  # of steps of all episodes, one behind the other

@@ -64,7 +64,7 @@ class StreamCursor(Cursor):
         """Continue from a state; refuse that of a pipeline which differs in more than the declared changes."""
         check_plain(state)
         if not isinstance(state, Mapping) or 'state' not in state:
-            raise StateError(f'expected what get_state() or granular.load_state(path) returned, got {state!r:.200}')
+            raise StateError(f'expected what state_dict() or granular.load_state(path) returned, got {state!r:.200}')
         check_version(state)
         terms = restoring.get()  # those of the caller's thread
         terms = terms._replace(changes=(*(terms.changes or ()), *declared(changes)))
@@ -132,15 +132,23 @@ class CursorHandle(Traceable):
         return self._cursor
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state from which the next element follows: plain JSON with indices, not data."""
+        """Return the state, as ``state_dict``, by Grain's name."""
         return self._cursor.get_state()
 
     @abc.abstractmethod
     def set_state(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> Any:
+        """Continue from a state, as ``load_state_dict``, by Grain's name."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state from which the next element follows: plain JSON with indices, not data."""
+        return self.get_state()
+
+    @abc.abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> Any:
         """Continue from a state.
 
         Args:
-          state: from ``get_state``.
+          state: from ``state_dict``.
           changes: what is different in this pipeline, as :mod:`granular.changes` declares it.
 
         Raises:
@@ -241,8 +249,8 @@ class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
 
         iterator = aiter(stream)
         element = await anext(iterator)
-        state = iterator.get_state()  # plain JSON
-        await iterator.set_state(state)  # continues after that element
+        state = iterator.state_dict()  # plain JSON
+        await iterator.load_state_dict(state)  # continues after that element
     """
 
     def __aiter__(self) -> Self:
@@ -258,6 +266,9 @@ class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
 
     async def set_state(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
         await self._cursor.restore(state, changes)
+
+    async def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
+        await self.set_state(state, changes)
 
     async def set_next_index(self, index: int) -> None:
         await self._cursor.seek(index)

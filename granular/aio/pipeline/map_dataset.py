@@ -426,7 +426,7 @@ class MapDataset(Awaited, PlannedOperations, MapOperations[Element_co]):
     def __aiter__(self) -> iterator.DatasetIterator[Element_co]:
         return aiter(self.to_iter_dataset())
 
-    if TYPE_CHECKING:  # what the operations of both APIs return in this one
+    if TYPE_CHECKING:  # the types of elements
 
         @classmethod
         def source(cls, source: AnySource[T]) -> 'MapDataset[T]': ...

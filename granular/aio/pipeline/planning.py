@@ -217,10 +217,14 @@ class _OpenRows:
     def _add(self, rows: int, space: Ints, used: int, last: int) -> int:
         group = self.groups
         if group == len(self.rows):
-            for name in ('space', 'used', 'rows', '_last'):
-                array = getattr(self, name)
-                setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
-        self.space[group], self.used[group], self.rows[group], self._last[group] = space, used, rows, last
+            self.space = _doubled(self.space)
+            self.used = _doubled(self.used)
+            self.rows = _doubled(self.rows)
+            self._last = _doubled(self._last)
+        self.space[group] = space
+        self.used[group] = used
+        self.rows[group] = rows
+        self._last[group] = last
         self.groups += 1
         return group
 
@@ -250,6 +254,10 @@ class _OpenRows:
         firsts[by_class] = starts
         pointers = np.append(0, np.cumsum(np.bincount(owner, minlength=len(groups))))
         return Fit(np.cumsum(rows), pointers, firsts, counted)
+
+
+def _doubled(array: Ints) -> Ints:
+    return np.concatenate([array, np.zeros_like(array)])
 
 
 def most_segments(sizes: Ints, counts: Ints, length: int) -> int:

@@ -120,14 +120,14 @@ def describe_state(state: Mapping[str, Any]) -> StateDescription:
 
     ::
 
-        description = granular.describe_state(iterator.get_state())
+        description = granular.describe_state(iterator.state_dict())
         print(description)
         print({source.name: source.elements for source in description.sources})
 
     Elements of a mix before a shuffle are counted by looking up those of the last epoch, about two million a second.
 
     Args:
-      state: from ``get_state``, ``save``, ``state_dict`` or ``load_state``; or that of a DataLoader, such as
+      state: from ``state_dict`` or ``load_state``; or that of a DataLoader, such as
         ``StatefulDataLoader`` of torchdata, that has one of granular.
 
     Raises:
@@ -140,7 +140,7 @@ def describe_state(state: Mapping[str, Any]) -> StateDescription:
         what = f'has the states of {len(found)} worker processes: describe each' if found else 'is not one of granular'
         if isinstance(state, Mapping) and set(state) == {'version', 'epoch'}:  # of an IterableDataset of torch
             what = f'is from before the first element of epoch {state["epoch"]!r:.50}, and has no sources'
-        raise StateError(f'expected a state, as from get_state() or save(), but this {what}: {state!r:.200}')
+        raise StateError(f'expected a state, as from state_dict(), but this {what}: {state!r:.200}')
     own = found[0]
     check_version(own)
     if 'stages' not in own:

@@ -122,14 +122,16 @@ class _Reading(Flow):
     def _seek(self, state: Mapping[str, Any], turn: int) -> None:
         self._parser: Records | None = None
         self._rest: list[bytes] = []  # parsed records that are left, in reverse; the fields below are of the last one
-        at = [state[key] for key in _START]
         self._known: dict[str, Any] = {key: state[key] for key in _SIZES if key in state}  # for states
         sizes = [self._known.get('bytes'), *self._known.get('next_bytes', ())]
         self._expected: dict[int, int | None] = dict(enumerate(sizes, state['file']))  # bytes by the number of the file
         self._measured: dict[int, int] = {}  # likewise, of the next files
         self._turn = turn  # the position from which the hosts take the next turn
         self._own: Any = END  # the record of this host in that turn, from when it was read until it is returned
-        self._file, self._offset, self._record, self._position = at
+        self._file = state['file']
+        self._offset = state['offset']
+        self._record = state['record']
+        self._position = state['position']
 
     @property
     def _paths(self) -> tuple[Path, ...]:

@@ -54,7 +54,7 @@ class LoaderHandle(Traceable):
 
     @property
     def consumed(self) -> int:
-        """Number of steps of the source before the next batch, over all shards and epochs: the ``'step'`` of ``save``.
+        """Number of steps of the source before the next batch, over all shards and epochs: the ``'step'`` of the state.
 
         Batch ``k`` of an epoch, over all shards, is at step ``epoch * len(source) + k * batch``.
         """
@@ -105,7 +105,7 @@ class LoaderHandle(Traceable):
 
     @abc.abstractmethod
     def set_next_index(self, index: int) -> Any:
-        """Continue with a batch, by its number over all epochs, as after ``load``; those before it are not read.
+        """Continue with a batch, by its number over all epochs, as from a state; those before it are not read.
 
         ::
 
@@ -131,7 +131,7 @@ class LoaderHandle(Traceable):
           InvalidArgumentError: as for ``indices`` of a MapDataset.
         """
 
-    def save(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state: plain JSON, the position of the next batch, independent of prefetched batches.
 
         :func:`granular.describe_state` says what it holds.
@@ -145,14 +145,16 @@ class LoaderHandle(Traceable):
             'seed': source.seed, 'pipeline': fingerprint(source), 'stages': outline_of(source),
         }  # fmt: skip
 
+    save = state_dict
+
     @abc.abstractmethod
-    def load(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> Any:
+    def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> Any:
         """Continue from a state; also possible while iterating. Drops prefetched batches.
 
         A state of granular 0.21, ``{'step': ..., 'seed': ...}``, is compared by these.
 
         Args:
-          state: from ``save``.
+          state: from ``state_dict``.
           changes: what is different in this source, as :mod:`granular.changes` declares it.
 
         Raises:
@@ -160,8 +162,6 @@ class LoaderHandle(Traceable):
             not divide its place in the epoch; the message names the differences.
           InvalidArgumentError: if ``changes`` is not a list of changes.
         """
-
-    state_dict = save
 
     def fingerprint(self) -> list[str]:
         """Return one line per stage; a state fits every loader with the same lines."""
@@ -173,7 +173,7 @@ class LoaderHandle(Traceable):
         ``batches``, ``datapoints`` and ``bytes``; ``batches_per_second`` and ``bytes_per_second``; ``wait_seconds``
         that the consumer waited, and ``consumer_seconds`` that it spent itself, of which its thread computed
         ``consumer_cpu_seconds``; ``loop_cpu_seconds`` that the thread of the event loop computed; batches ``ready`` and
-        ``in_flight``; failed datapoints (``errors``). What is loaded again after ``load`` is counted again.
+        ``in_flight``; failed datapoints (``errors``). What is loaded again after a state was loaded is counted again.
 
         If the two threads computed together almost all of the time, the Python interpreter is the limit, which runs one
         thread at a time: load in worker processes (``mp``). The log says so after 200 batches.
@@ -259,8 +259,8 @@ class Loader(LoaderHandle):
     Batch ``k`` of shard ``s`` contains the source's steps from ``(k * num_shards + s) * batch`` on. Over an endless
     source (``Epochs``, ``Sample``) it never ends. Over a finite source one loop is one epoch, which ends with the last
     step that gives every shard a full batch: ``iter`` begins the next one, unless nothing was taken since the last
-    ``iter``, ``load`` or ``set_epoch``, or the last loop failed. A loop that is left is not continued. Each epoch of a
-    ``shuffle`` has another order. Threads that share a loader share one iterator of it.
+    ``iter``, ``load_state_dict`` or ``set_epoch``, or the last loop failed. A loop that is left is not continued. Each
+    epoch of a ``shuffle`` has another order. Threads that share a loader share one iterator of it.
 
     Memory is bounded by ``memory`` and the two batches that the consumer may hold.
 
@@ -287,7 +287,7 @@ class Loader(LoaderHandle):
       DatapointError: if keys, dtypes or shapes of a datapoint differ from those of the first, or a list has values that
         an array cannot hold unchanged. Values are never cast or cut.
       Exception: errors of the source are raised unchanged, with a note that names the step. The loader stays at the
-        batch that failed: ``load`` a later step to skip it.
+        batch that failed: load a later step to skip it.
       WorkerError: if a worker process died.
     """
 
@@ -352,11 +352,11 @@ class Loader(LoaderHandle):
         self.__dict__.update(state)
         self._core.close_with(self)
 
-    def load(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
         check_plain(state)
         step = state.get('step') if isinstance(state, Mapping) else None
         if type(step) is not int or not 0 <= step < 1 << 63:
-            raise StateError(f'expected a state such as {self.save()}, got {state!r:.200}')
+            raise StateError(f'expected a state such as {self.state_dict()}, got {state!r:.200}')
         length = state.get('length')
         if length is not None and (type(length) is not int or not 1 <= length < 1 << 63):
             raise StateError(f'expected the length of an epoch, got {length!r:.100} in {state!r:.200}')
@@ -377,6 +377,8 @@ class Loader(LoaderHandle):
         if own is not None and place > own:
             raise StateError(f'the state is at step {step}, {described} has {own} datapoints')
         self._core.load(epoch * (own or 0) + place)
+
+    load = load_state_dict
 
     def _check_source(self, state: Mapping[str, Any], changes: Sequence[Any]) -> list[Applied]:
         """Check that a state belongs to this source. Returns the declared changes that were made."""
@@ -402,8 +404,6 @@ class Loader(LoaderHandle):
                     f'{change!r} is declared, {now!r} in place of {was!r}, and {place} datapoints of an epoch were '
                     f'taken, which it divides differently: load a state of the end of an epoch'
                 )
-
-    load_state_dict = load
 
     def set_next_index(self, index: int) -> None:
         number = check_integer('index', index, 0, MOST)

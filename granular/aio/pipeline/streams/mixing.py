@@ -254,7 +254,10 @@ class _SharedRows:
     """
 
     def __init__(self, mixed: Sequence[Flow], packs: Sequence[Packing], weights: Sequence[int]) -> None:
-        self._mixed, self._packs, self._weights, own = mixed, packs, weights, packs[0].turns
+        self._mixed = mixed
+        self._packs = packs
+        self._weights = weights
+        own = packs[0].turns
         self._hosts, self._whole = own.count, any(pack.turns.whole for pack in packs)
         pattern, owners = mixed_pattern(weights, [None] * len(weights)), partial(_owners, weights)
         self._shares = Shares(own.index, own.count, pattern, owners)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from granular.aio.pipeline.blocking_iterator import flows_of
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.position import FREE, RestoreRules, restoring
 from granular.aio.pipeline.shards import ShardOptions
@@ -65,7 +66,7 @@ class Iterating(Flow):
             flow.keep_host()
 
     def inputs(self) -> Sequence[Flow]:
-        return _flows_of(self._iterator)
+        return flows_of(self._iterator)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_lock': None}
@@ -96,11 +97,3 @@ class Iterating(Flow):
         if callable(close):
             with contextlib.suppress(ClosedError):  # no thread is left at the exit, where loops close what it reads
                 await offload(close)
-
-
-def _flows_of(iterator: Any) -> list[Flow]:
-    """Return the running stages that an iterator takes its elements from, as far as it has them as parents."""
-    cursor = getattr(iterator, '_cursor', None)
-    if cursor is not None:
-        return [cursor.flow]
-    return [flow for parent in getattr(iterator, '_parents', ()) for flow in _flows_of(parent)]
