@@ -19,6 +19,7 @@ from granular.aio.conversion.file_values import JSONText, NumpyFile
 from granular.aio.conversion.hugging_face import Features, HuggingFaceRows
 from granular.aio.conversion.image_folder import images_of
 from granular.aio.conversion.infer import common_type, type_of_value
+from granular.aio.conversion.lerobot import StoredEpisodes
 from granular.aio.conversion.schema import Column, column_of
 from granular.aio.conversion.stored import StoredRecords, is_stored, stored_records
 from granular.aio.datasets.reader import DatapointReader
@@ -26,6 +27,7 @@ from granular.aio.datasources.detect import class_of, has_shards, refuse_packed,
 from granular.aio.datasources.detect import open as open_dataset
 from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, no_split, of_pattern
 from granular.aio.datasources.discovery.names import ENDINGS, FORMATS, IMAGE_ENDINGS, IMAGE_SUFFIXES, kind_of
+from granular.aio.datasources.lerobot import INFO, LeRobotDataSource
 from granular.aio.datasources.megatron.source import index_beside
 from granular.aio.datasources.parquet.source import (
     ParquetDataSource,
@@ -39,7 +41,7 @@ from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
 from granular.aio.datasources.webdataset.members import type_of_members
 from granular.aio.datasources.webdataset.source import KEY, fields_with_gaps
 from granular.aio.paths.copy import in_one_store, is_within
-from granular.aio.paths.path import Path, is_pattern
+from granular.aio.paths.path import Path, has_optional, is_pattern
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes import adapters
@@ -53,7 +55,7 @@ from granular.aio.runtime.user_functions import await_user
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 
-CONVERTED: Final = (*FORMATS, 'images', 'huggingface', 'granular')
+CONVERTED: Final = (*FORMATS, 'images', 'huggingface', 'lerobot', 'granular')
 
 _ENDINGS: Final = (*ENDINGS, '.arrow')
 _CHUNK: Final = 4 * MiB
@@ -222,6 +224,8 @@ async def _open_object(source: Any, reading: Reading) -> RecordSource:
         await ensure_open(source)
         if is_stored(reader := getattr(source, 'aio', source)):
             return _of_dataset(reader)
+        if isinstance(reader, LeRobotDataSource):
+            return await _of_episodes(reader)
         node = adapters.convert(source)
         if node.endless or len(node) > LONGEST:
             raise InvalidArgumentError(f'{name}: is endless: limit it, with a length or a slice')
@@ -260,6 +264,15 @@ def _of_dataset(reader: DatapointReader[Any], opened: AsyncResource | None = Non
     return RecordSource(f'{folder}', 'granular', node, size=reader.size, opened=opened, folders=[folder], stored=reader)
 
 
+async def _of_episodes(source: LeRobotDataSource[Any], opened: AsyncResource | None = None) -> RecordSource:
+    episodes, folder = StoredEpisodes(source), source.folder
+    files = sorted([(entry.key, entry.size) async for entry in folder.store.scan_tree(folder.key) if not entry.is_dir])
+    found = RecordSource(f'{folder}', 'lerobot', adapters.convert(episodes), opened=opened, folders=[folder])
+    found.columns, found.files = episodes.columns, _digest_of(files)
+    found.size = sum(size or 0 for _, size in files)
+    return found
+
+
 async def _open_address(path: Path, reading: Reading) -> RecordSource:
     await path.store.ready()
     if await is_pattern(path):
@@ -292,6 +305,12 @@ async def _open_folder(folder: Path, reading: Reading) -> RecordSource:
             raise no_split(f'the dataset {folder}')
         reader = await open_dataset(folder, None)
         return _of_dataset(reader, reader)
+    if kind == 'lerobot' or (kind is None and 'meta' in names and await has_optional(folder / INFO)):
+        if reading.split is not None:
+            raise no_split(f'the dataset {folder}')
+        source = LeRobotDataSource[Any](folder)
+        await ensure_open(source)
+        return await _of_episodes(source, source)
     is_data = any(_kind_of(entry.name) for entry in entries)
     if kind is None and not is_data and (remedy := await remedy_of(folder, sorted(names))):
         raise NotFoundError(f'{folder}: {remedy}')
