@@ -89,10 +89,10 @@ class Batching(Flow):
     def state(self) -> Any:
         return self._parent.state()
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         self._counter.restart()
-        terms.check_held(BatchSize)
-        await self._parent.restore(state, terms)
+        rules.check_held(BatchSize)
+        await self._parent.restore(state, rules)
 
 
 class Rebatching(Holding):
@@ -142,9 +142,9 @@ class Rebatching(Holding):
         place = self._next_row if self._batch is None or self._next_row < self._rows else 0
         return self._held.state(place > 0, place=place)
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         row = number_of(state, 'place')
-        await self._held.restore(state, row > 0, terms)
+        await self._held.restore(state, row > 0, rules)
         self._next_row = row
         self._batch = None
         self._fresh = False

@@ -202,7 +202,7 @@ class Flow(abc.ABC):
         """Return the state from which the next element follows: plain JSON."""
 
     @abc.abstractmethod
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         """Continue from a state; raise ``StateError`` if it is not one of this pipeline, or later stages exclude it."""
 
     def ready(self) -> list[Any]:
@@ -298,10 +298,10 @@ def of_reading(doing: str = '') -> Iterator[None]:
         raise
 
 
-async def restore_checked(flow: Flow, state: Any, terms: RestoreRules) -> None:
+async def restore_checked(flow: Flow, state: Any, rules: RestoreRules) -> None:
     """Continue from a state that may be another flow's, or no state at all, for which it raises ``StateError``."""
     try:
-        await flow.restore(state, terms)
+        await flow.restore(state, rules)
     except StateError:
         raise
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -85,9 +85,9 @@ class Iterating(Flow):
     def state(self) -> Any:
         return copy.deepcopy(call_user(self._iterator.get_state))  # the iterator may change its own later
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         # The streams that it reads are restored within, by iterators of their own.
-        token = restoring.set(terms.of(self._stage, self.kind, True))
+        token = restoring.set(rules.of(self._stage, self.kind, True))
         try:
             await offload(self._call, self._iterator.set_state, copy.deepcopy(state))
         finally:

@@ -104,12 +104,12 @@ class WindowShuffling(Holding):
         own = {'uneven': True} if self._uneven else {}
         return self._held.state(place > 0, window=self._number, place=place, **own)
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         number, skipped = number_of(state, 'window'), number_of(state, 'place', self._size)
         uneven = flag_of(state, 'uneven')
         if uneven:
-            terms = terms.of(self._stage, 'window_shuffle, shards of unequal length', False)
-        await self._held.restore(state, skipped > 0, terms)
+            rules = rules.of(self._stage, 'window_shuffle, shards of unequal length', False)
+        await self._held.restore(state, skipped > 0, rules)
         self._window = []
         self._number = number
         self._skipped = skipped
