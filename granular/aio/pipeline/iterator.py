@@ -244,6 +244,11 @@ class CursorHandle(Traceable):
         return self._cursor.flow.failures()
 
 
+def cursor_of(handle: CursorHandle) -> StreamCursor:
+    """Return the cursor of an iterator that has one: of no subclass of the sync API."""
+    return handle._cursor
+
+
 class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
     """The elements of a stream, for ``async for``; its state can be saved and restored between any two elements.
 

@@ -2,7 +2,7 @@
 
 The state of a stage is plain JSON: the position of the stages before it, and what the stage itself counts. A stage that
 holds elements back saves them by reference: the position before them, and how many were read from there on
-(``streams/held.py``). ``docs/states.md`` describes the states for users; its table is made from ``FITS``.
+(``streams/held.py``). ``docs/states.md`` describes the states for users, with a table of ``FITS``.
 """
 
 import contextvars
@@ -124,30 +124,17 @@ class Fit(NamedTuple):
 
 
 _CHOOSE: Final = 'keep dropped elements by allow_nones=True, or choose the others beforehand by slice(indices)'
-FITS: Final[Mapping[str, Fit]] = {
+FITS: Final[dict[str, Fit]] = {
     'to_iter_dataset': Fit(),
     'to_iter_dataset, elements dropped': Fit(in_step=False, remedy=_CHOOSE),
     'to_iter_dataset, on_error': Fit(in_step=False, remedy='choose the elements that do not fail by slice(indices)'),
     'map': Fit(),
     'filter': Fit(in_step=False, remedy=_CHOOSE),
-    'flat_map': Fit(False, 'the rest of an element', remedy='call flat_map of the MapDataset, with allow_nones=True'),
-    'batch': Fit(),
-    'rebatch': Fit(False, 'the rest of a batch', remedy='call batch instead'),
-    'window_shuffle': Fit(True, 'a window', remedy='call window_shuffle of the MapDataset, or save between windows'),
     'window_shuffle, shards of unequal length': Fit(in_step=False, remedy='shard with drop_remainder=True'),
-    'pack': Fit(False, 'sequences', remedy='pack(..., shard_options=) instead of to_iter_dataset(shard_options=)'),
-    'cache': Fit(True, 'an epoch', remedy='repeat without cache'),
-    'repeat': Fit(),
     'repeat, shards of unequal length': Fit(in_step=False, remedy='shard with drop_remainder=True'),
-    'limit': Fit(),
-    'prefetch': Fit(),
-    'zip': Fit(),
-    'mix': Fit(),
-    'interleave': Fit(),
     'interleave, shards of unequal length': Fit(in_step=False, remedy='shard with drop_remainder=True'),
-    'subclass of IterDataset': Fit(False, 'elements', weights=False, remedy='use map instead'),
 }
-"""Hosts and weights that the states of each stage fit, by the name of the operation."""
+"""Hosts and weights that the states of a stage fit, by its ``kind``; its class adds its ``fit``. Others fit all."""
 
 
 class RestoreRules(NamedTuple):

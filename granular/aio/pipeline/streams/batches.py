@@ -10,7 +10,7 @@ from granular._support.text import counted
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.stacking import combine, concatenate, line_of_batch, stack, stacked, warn_of_no_batch
 from granular.aio.pipeline.origins import Picked
-from granular.aio.pipeline.position import FREE, RestoreRules
+from granular.aio.pipeline.position import FREE, Fit, RestoreRules
 from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Staged, Stream
@@ -99,6 +99,7 @@ class Rebatching(Holding):
     """Batches of another size, cut out of the batches of a stream."""
 
     kind = 'rebatch'
+    fit = Fit(False, 'the rest of a batch', remedy='call batch instead')
 
     def __init__(self, parent: Flow, stage: str, size: int, drop: bool) -> None:
         super().__init__(parent, stage)

@@ -9,7 +9,7 @@ from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.elements import NONE, OPERATIONS, Element, Handled, Streamed, after_handled, parts_of
 from granular.aio.pipeline.nodes.indices import Wrapped, seed_in_epoch
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.pipeline.position import FREE, RestoreRules
+from granular.aio.pipeline.position import FREE, Fit, RestoreRules
 from granular.aio.pipeline.streams.flow import Counter, FilterCheck, Flow, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.read import Read, gapless
@@ -147,6 +147,7 @@ class Applying(Flow):
 
 class FlatMapping(Holding):
     kind = 'flat_map'
+    fit = Fit(False, 'the rest of an element', remedy='call flat_map of the MapDataset, with allow_nones=True')
     calls_functions = True
 
     def __init__(self, parent: Flow, stage: str, fn: Callable[[Any], Sequence[Any]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from granular._support.text import logger
 from granular.aio.pipeline.execution.prefetch import Crew
 from granular.aio.pipeline.nodes.source import Source, nullable_keys_of
-from granular.aio.pipeline.position import FITS, FREE, RestoreRules, Turns
+from granular.aio.pipeline.position import FITS, FREE, Fit, RestoreRules, Turns
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.aio.runtime.tasks import settle
 from granular.errors import DatapointError, StateError
@@ -117,10 +117,16 @@ class Flow(abc.ABC):
 
     parents: 'tuple[Flow, ...]' = ()  # the previous stages
     kind = ''  # its name in ``FITS``; '' if it advances equally on all hosts, and holds nothing
+    fit: Fit  # the entry there, of a class with a kind
     calls_functions = False  # True if the stage calls user functions itself, and not in the tasks of a prefetch
     turns = Turns(0, 1)  # those of the hosts that share what this stage itself divides
     keeps_host = False  # True if states name this host
     passes = False  # True if its elements are those of its parents
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if 'fit' in vars(cls):
+            FITS[cls.kind] = cls.fit
 
     @property
     def adapts(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from granular._support.text import counted
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
-from granular.aio.pipeline.position import FREE, RestoreRules, Turns
+from granular.aio.pipeline.position import FREE, Fit, RestoreRules, Turns
 from granular.aio.pipeline.streams.bins import Bins, Concatenated, Document, Segment
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.held import Holding
@@ -78,6 +78,7 @@ class Packing(Holding):
     """
 
     kind = 'pack'
+    fit = Fit(False, 'sequences', remedy='pack(..., shard_options=) instead of to_iter_dataset(shard_options=)')
 
     def __init__(self, parent: Flow, stage: str, recipe: Recipe, seed: Any) -> None:
         super().__init__(parent, stage, last=True)

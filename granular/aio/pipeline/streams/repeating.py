@@ -8,7 +8,7 @@ from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.origins import Picked
-from granular.aio.pipeline.position import FREE, RestoreRules, same_position
+from granular.aio.pipeline.position import FREE, Fit, RestoreRules, same_position
 from granular.aio.pipeline.streams.flow import Flow, Outlasting, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Staged, Stream
@@ -152,6 +152,7 @@ class Caching(Holding):
     """The elements of a stream, kept in memory. The stream only ever moves on: its elements come once."""
 
     kind = 'cache'
+    fit = Fit(True, 'an epoch', remedy='repeat without cache')
     passes = True
 
     def __init__(self, parent: Flow, stage: str) -> None:

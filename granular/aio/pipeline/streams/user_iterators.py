@@ -8,7 +8,7 @@ from typing import Any
 
 from granular.aio.pipeline.blocking_iterator import flows_of
 from granular.aio.pipeline.execution.prefetch import END
-from granular.aio.pipeline.position import FREE, RestoreRules, restoring
+from granular.aio.pipeline.position import FREE, Fit, RestoreRules, restoring
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream
@@ -53,6 +53,7 @@ class Iterated(Stream):
 
 class Iterating(Flow):
     kind = 'subclass of IterDataset'
+    fit = Fit(False, 'elements', weights=False, remedy='use map instead')
     calls_functions = True
 
     def __init__(self, dataset: Any, description: str) -> None:

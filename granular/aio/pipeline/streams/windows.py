@@ -9,7 +9,7 @@ from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
 from granular.aio.pipeline.origins import Picked
-from granular.aio.pipeline.position import FREE, RestoreRules
+from granular.aio.pipeline.position import FREE, Fit, RestoreRules
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Staged, Stream
@@ -62,6 +62,7 @@ class WindowShuffling(Holding):
     """Windows of consecutive elements, each shuffled, in the order of Google Grain."""
 
     kind = 'window_shuffle'
+    fit = Fit(True, 'a window', remedy='call window_shuffle of the MapDataset, or save between windows')
     passes = True
 
     def __init__(self, parent: Flow, stage: str, size: int, seed: int) -> None:
