@@ -30,6 +30,7 @@ ONLY_ASYNC = {'abort', 'aclose', 'arguments', 'bags', 'choose', 'get', 'open', '
     'keep_selections',
     'keeps_turns',
     'kept',
+    'line',
     'measure',
     'nbytes',
     'nullable_keys',
