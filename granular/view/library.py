@@ -9,7 +9,8 @@ from typing import Any, Final
 from granular._support.lru import LRU
 from granular.aio.datasources import detect
 from granular.aio.datasources.discovery.names import format_of
-from granular.aio.paths.path import Path, expand_braces, is_pattern
+from granular.aio.datasources.lerobot import INFO
+from granular.aio.paths.path import Path, expand_braces, has_optional, is_pattern
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, ObjectChangedError, UnknownKeyError
 from granular.formats.layout import shard_numbers
@@ -83,6 +84,7 @@ class Library:
                 names.append({'name': name, 'folder': entry.is_dir, 'size': entry.size, 'format': _format(name)})
         folders = [entry['name'] for entry in names if entry['folder']]
         dataset = any(entry['name'] == 'spec.json' for entry in names) or bool(shard_numbers(folders))
+        dataset = dataset or ('meta' in folders and await has_optional(path / INFO))
         names.sort(key=lambda entry: (not entry['folder'], entry['name']))
         return {'path': relative, 'entries': names, 'more': more, 'kind': 'data' if dataset else 'folder'}
 

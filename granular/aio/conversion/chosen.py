@@ -15,7 +15,7 @@ from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError
 
-_CHUNK: Final = 4 * MiB
+_CHUNK: Final = 8 * MiB
 _MAX_CHUNK: Final = 4096
 
 AHEAD: Final = 2

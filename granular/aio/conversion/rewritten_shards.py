@@ -117,9 +117,9 @@ class RewrittenShards:
 
         async def fetch(positions: range) -> dict[str, StoredColumn]:
             rows = self._rows[positions.start : positions.stop]
-            records = await self._sources.fetch(rows, read)
-            columns: dict[str, StoredColumn] = {target: records[origin] for target, origin in stored.items()}
-            columns |= await self._keys.new_records(new, rows, records)
+            found = await self._sources.read(rows, read, self._checksums)
+            columns: dict[str, StoredColumn] = {target: found[origin] for target, origin in stored.items()}
+            columns |= await self._keys.new_columns(new, rows, found)
             if copies and whole is not None:
                 columns |= await self._references(copies, whole, rows)
             return columns

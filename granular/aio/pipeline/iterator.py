@@ -67,17 +67,17 @@ class StreamCursor(Cursor):
         if not isinstance(state, Mapping) or 'state' not in state:
             raise StateError(f'expected what state_dict() or granular.load_state(path) returned, got {state!r:.200}')
         check_version(state)
-        terms = restoring.get()  # those of the caller's thread
-        terms = terms._replace(changes=(*(terms.changes or ()), *declared(changes)))
+        rules = restoring.get()  # those of the caller's thread
+        rules = rules._replace(changes=(*(rules.changes or ()), *declared(changes)))
         async with self.turn():
             self.check()
             try:
                 resizable = resizable_stages(self.stream)
-                made = check_lines(state.get('pipeline'), self._lines, terms.changes or (), resizable)
+                made = check_lines(state.get('pipeline'), self._lines, rules.changes or (), resizable)
                 await self._go_back()
                 self._move()
-                terms = terms._replace(applied=(*terms.applied, *made))
-                await restore_checked(self.flow, state['state'], terms)
+                rules = rules._replace(applied=(*rules.applied, *made))
+                await restore_checked(self.flow, state['state'], rules)
                 self._undelivered = self._expected = False
             finally:
                 await self.settle()
@@ -241,6 +241,11 @@ class CursorHandle(Traceable):
     def errors(self) -> list[tuple[int, str]]:
         """Index and message of failed elements, the last 1,000 of each source, and of those that have ended."""
         return self._cursor.flow.failures()
+
+
+def cursor_of(handle: CursorHandle) -> StreamCursor:
+    """Return the cursor of an iterator that has one: of no subclass of the sync API."""
+    return handle._cursor
 
 
 class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):

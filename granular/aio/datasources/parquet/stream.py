@@ -352,7 +352,7 @@ class ReadingRows(Flow):
             return mark
         return self._rows.state_of(self._inner[0], mark.state)
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         if self._inner is None and state == self._start:
             return
         with of_reading():
@@ -363,7 +363,7 @@ class ReadingRows(Flow):
             state = {**state, 'at': self._rows.position_of(layout, state['at'])}
         else:
             state = self._rows.position_of(layout, state)
-        await rows.restore(state, terms)
+        await rows.restore(state, rules)
 
     async def begin(self) -> None:
         await (await self._ready())[1].begin()

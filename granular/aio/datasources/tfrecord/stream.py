@@ -255,8 +255,8 @@ class _Reading(Flow):
         state = self.turns.state(at, self.keeps_host)
         return state if state is at else {**state, 'turn': self._turn}
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
-        at = self.turns.at(state, terms)
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
+        at = self.turns.at(state, rules)
         valid = isinstance(at, Mapping) and at.keys() - set(_SIZES) == _START.keys()
         numbers = [*({**at, 'next_bytes': 0}).values(), *at.get('next_bytes', ())] if valid else []
         if not valid or not all(type(value) is int and value >= 0 for value in numbers):

@@ -13,13 +13,13 @@ from granular.changes import BatchSize, Excluded, Grown
 from granular.errors import StateError
 
 
-def position_after(terms: RestoreRules, source: Source, position: int) -> int:
+def position_after(rules: RestoreRules, source: Source, position: int) -> int:
     """Return the position in a source of one that was saved before the changes; raise ``StateError`` if there is none.
 
     A pack compares the documents that it holds; other stages cannot tell that elements were excluded.
     """
-    terms.check_held(BatchSize, Grown, *([] if terms.kind == 'pack' else [Excluded]))
-    for made in terms.applied:
+    rules.check_held(BatchSize, Grown, *([] if rules.kind == 'pack' else [Excluded]))
+    for made in rules.applied:
         if isinstance(made.change, BatchSize) and any(isinstance(stage, Batch) for stage in all_stages(source)):
             position = _rebatched(made, source, position)
         elif isinstance(made.change, Grown) and _reads(made.change, source):

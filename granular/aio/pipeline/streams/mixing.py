@@ -66,10 +66,10 @@ class _Combining(Flow):
     def state(self) -> Any:
         return {'parents': [parent.state() for parent in self.parents], 'count': self._count}
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         count = number_of(state, 'count')
         for parent, parent_state in zip(self.parents, state['parents'], strict=True):
-            await parent.restore(parent_state, terms)
+            await parent.restore(parent_state, rules)
         self._count, self._ended = count, False
 
 
@@ -103,8 +103,8 @@ class Zipping(_Combining):
         # One that ended has taken elements in vain from the first streams: it stays at its end.
         return {**super().state(), 'ended': True} if self._ended else super().state()
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
-        await super().restore(state, terms)
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
+        await super().restore(state, rules)
         self._ended = flag_of(state, 'ended')
 
 
@@ -241,9 +241,9 @@ class Mixing(_Combining):
     def state(self) -> Any:
         return {'parents': self._current_states(), 'count': self._count}
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         self._states = None
-        await super().restore(state, terms)
+        await super().restore(state, rules)
         self._arrange()
 
 
@@ -384,18 +384,18 @@ class NamedMixing(Mixing):
         parents = {**dict(zip(self._mixed_names, self._current_states(), strict=True)), **self._removed}
         return {'parents': parents, 'count': self._count, 'weights': self._current}
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
-        count, current, self._states = number_of(state, 'count'), self._chosen(state, terms), None
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
+        count, current, self._states = number_of(state, 'count'), self._chosen(state, rules), None
         if missing := [name for name in state.get('weights', ()) if name in current and name not in state['parents']]:
             raise StateError(f'{self._description}: the state has weights of {missing}, but no states: {EARLIER}')
-        if terms.changes is not None:
-            self._check_names(state, current, terms.changes)
+        if rules.changes is not None:
+            self._check_names(state, current, rules.changes)
         named = [name for name in current if name in self._named]
         for name in named:
             new = {'state': self._starts[name], **self._stages[name]}
             saved = state['parents'].get(name, new)
-            made = check_lines(saved['pipeline'], self._lines[name], terms.changes or ())
-            await self._named[name].restore(saved['state'], terms._replace(applied=(*terms.applied, *made)))
+            made = check_lines(saved['pipeline'], self._lines[name], rules.changes or ())
+            await self._named[name].restore(saved['state'], rules._replace(applied=(*rules.applied, *made)))
         self._mixed, self._weights = [self._named[name] for name in named], tuple(current[name] for name in named)
         self._mixed_names = named
         self._removed = {name: state['parents'][name] for name in current if name not in self._named}
@@ -417,26 +417,26 @@ class NamedMixing(Mixing):
                 f'{declaration(undeclared)}'
             )
 
-    def _chosen(self, state: Mapping[str, Any], terms: RestoreRules) -> Mapping[str, int]:
+    def _chosen(self, state: Mapping[str, Any], rules: RestoreRules) -> Mapping[str, int]:
         """Return the weights to continue with; raise ``StateError`` if a later stage needs others."""
         saved = state.get('weights')
-        if terms.weights == 'own' or saved == self._own:
+        if rules.weights == 'own' or saved == self._own:
             return self._own
         if not isinstance(saved, Mapping) or not (
             any(saved.values()) and all(type(w) is int and w >= 0 for w in saved.values())
         ):
             raise StateError(
-                f'{terms.stage}: holds elements of a {self._description}, whose weights an earlier release did not '
+                f'{rules.stage}: holds elements of a {self._description}, whose weights an earlier release did not '
                 f'save: continue with that release, or from the start of an epoch'
             )
-        if terms.weights == 'same':
+        if rules.weights == 'same':
             raise StateError(
-                f'{terms.stage}: the state was saved with the weights {dict(saved)} of a {self._description}, and may '
-                f'hold elements of it: continue with these weights, or mix after {terms.stage}'
+                f'{rules.stage}: the state was saved with the weights {dict(saved)} of a {self._description}, and may '
+                f'hold elements of it: continue with these weights, or mix after {rules.stage}'
             )
         if missing := sorted(name for name, weight in saved.items() if weight and name not in self._named):
             raise StateError(
-                f'{terms.stage}: holds elements of {missing}, which a {self._description} does not have: give '
+                f'{rules.stage}: holds elements of {missing}, which a {self._description} does not have: give '
                 f'streams the weight 0, and remove them when it holds none'
             )
         return saved

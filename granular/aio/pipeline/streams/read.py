@@ -433,14 +433,14 @@ class Reading(Flow):
         rest = len(self._chunk_rest)
         return self._chunk_stop - rest * self._stride if rest else self.ahead.position
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         if self._drops:
             stage, kind = f'after {_filters_of(self._read.source)}', 'elements dropped'
             if self._read.on_error != 'raise':
                 stage, kind = 'whose on_error leaves out elements that fail', 'on_error'
-            terms = terms.of(f'to_iter_dataset, {stage}', f'to_iter_dataset, {kind}', False)
-        position = self.turns.at(self._unnumbered(state), terms)
-        position = position_after(terms, self._read.source, position)
+            rules = rules.of(f'to_iter_dataset, {stage}', f'to_iter_dataset, {kind}', False)
+        position = self.turns.at(self._unnumbered(state), rules)
+        position = position_after(rules, self._read.source, position)
         if type(position) is not int or not 0 <= position < 1 << 63:
             raise StateError(f'{self._read.describe()}: expected the position of an element, got {state!r:.100}')
         if position > self._length:
