@@ -22,8 +22,9 @@ def has_records(values: Any, kind: str, encoders: Encoders) -> bool:
         return False
     dtype = values.dtype
     if kind == 'array':
-        plain = dtype.kind in 'iufc' or (dtype.kind == 'b' and values.ndim > 1)
-        return plain and dtype.type.__module__ != 'ml_dtypes'
+        if dtype.type.__module__ == 'ml_dtypes':
+            return False
+        return dtype.kind in 'iufc' or (dtype.kind == 'b' and values.ndim > 1)
     if values.ndim > 1:
         return False
     if kind in _INTEGERS and dtype.kind in 'iu':
