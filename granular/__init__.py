@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from granular._support.lazy import lazy_names
 from granular.errors import *  # noqa: F403  # their page lists them
 
-__version__ = '1.0.0a1'
+__version__ = '1.0.0rc1'
 
 if TYPE_CHECKING:
     from granular import aio as aio

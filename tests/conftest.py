@@ -144,7 +144,7 @@ def hermetic() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget which servers have replied: those of this test may have the ports of earlier ones, and no outage."""
-    monkeypatch.setattr(replied, '_replied', LRU(4096))
+    monkeypatch.setattr(replied, 'known', LRU(4096))
 
 
 @pytest.fixture(autouse=True)

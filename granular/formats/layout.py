@@ -36,7 +36,7 @@ _PAIR: Final = _NOTHING | 2
 _WIDE: Final = {1: 0xCC, 2: 0xCD, 4: 0xCE, 8: 0xCF}  # how msgpack begins a number of so many bytes
 _LEAST: Final = (1 << 7, 1 << 8, 1 << 16, 1 << 32)  # from which on a number has so many bytes
 _LONGEST: Final = 9  # more than the bytes of any number
-_PADDED: Final = 10**6  # shards whose names have six digits
+PADDED: Final = 10**6  # shards whose names have six digits
 
 
 # --- bags ---------------------------------------------------------------------------------------------------------
@@ -329,5 +329,5 @@ def shard_numbers(names: Iterable[str]) -> list[int]:
     behind a gap, which the caller reports: beside fewer, it is something else, such as a date.
     """
     numbers = sorted({number for name in names if (number := shard_number(name)) is not None})
-    padded = bisect.bisect_left(numbers, _PADDED)
-    return numbers if padded >= _PADDED // 2 else numbers[:padded]
+    padded = bisect.bisect_left(numbers, PADDED)
+    return numbers if padded >= PADDED // 2 else numbers[:padded]

@@ -21,11 +21,11 @@ F = TypeVar('F', bound=Callable[..., Any])
 
 
 _SPELLINGS: Final = (  # of the async API, and of the sync one
-    (r'\bgranular\.aio\.', 'granular.'),
-    (r'\bawait (\w+)\.get\((-?\w+)\)', r'\1[\2]'),
-    (r'\bawait ([A-Z]\w+)\.open\(', r'\1('),
-    (r'\basync (with|for) ', r'\1 '),
-    (r'\bawait ', ''),
+    (r'granular\.aio\.', 'granular.'),
+    (r'await (\w+)\.get\((-?\w+)\)', r'\1[\2]'),
+    (r'await ([A-Z]\w+)\.open\(', r'\1('),
+    (r'async (with|for) ', r'\1 '),
+    (r'await ', ''),
 )
 
 

@@ -10,6 +10,7 @@ from granular._support.typing import Datapoint_co
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasources import detect, lerobot, windows
 from granular.aio.datasources.arrayrecord import source as arrayrecord
+from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.datasources.megatron import source as megatron
 from granular.aio.datasources.parquet import source as parquet
 from granular.aio.datasources.tfrecord import source as tfrecord
@@ -93,4 +94,5 @@ def open(  # noqa: A001
     counterpart = run(opening.coroutine, immediate=True)
     if not type(counterpart).__module__.startswith('granular.'):  # of another package
         return cast(Opened, counterpart)
-    return cast(Opened, reopened(_CLASSES[type(counterpart).__name__], counterpart))
+    general = DatapointReader if isinstance(counterpart, MaskedFiles) else RecordReader
+    return cast(Opened, reopened(_CLASSES.get(type(counterpart).__name__, general), counterpart))

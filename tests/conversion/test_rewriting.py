@@ -461,8 +461,12 @@ MISTAKES = [
     ),
     ({'spec': {'label': 'utf8'}}, InvalidArgumentError, r"spec: \['label'\] have no new values"),
     ({'drop': ['lable']}, UnknownKeyError, r"drop: \['lable'\] are no keys of .*source"),
-    ({'drop': 'label'}, InvalidArgumentError, r"drop: expected a list of keys, got 'label'"),
+    ({'drop': 'label'}, InvalidArgumentError, r"drop: expected a list of keys such as \['.*'\], got 'label'"),
+    ({'drop': None}, InvalidArgumentError, r"drop: expected a list of keys such as \['.*'\], got None"),
     ({'drop': list(SPEC)}, InvalidArgumentError, r'drop: leaves no key'),
+    ({'values': {'label': None}}, InvalidArgumentError, r"values\['label'\]: NoneType is not a source"),
+    ({'values': {'label': iter([1])}}, InvalidArgumentError, r"values\['label'\]: list_iterator is not a source"),
+    ({'keep': [], 'shards': 3}, InvalidArgumentError, r'shards: expected at most one for each of the 0 datapoints'),
     (
         {'drop': ['label'], 'values': {'label': {}}},
         InvalidArgumentError,

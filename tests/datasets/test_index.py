@@ -174,7 +174,7 @@ def test_child_that_is_forked_while_pages_are_kept_reads(tmp_path):
 
         def pause(frame, event, arg):
             # Within the block of the lock, in which another thread may fork.
-            if event == 'c_call' and frame.f_code.co_name == '_keep' and arg.__name__ == 'pop':
+            if event == 'call' and frame.f_code.co_qualname == 'LRU.put':
                 sys.setprofile(None)
                 keeping.set()
                 forked.wait()

@@ -36,8 +36,8 @@ class ChangedKeys:
             if not isinstance(table, Mapping):
                 raise InvalidArgumentError(f'{argument}: expected a mapping by key, got {type(table).__name__}')
         values, rename, spec = tables.values()
-        if isinstance(drop, str):
-            raise InvalidArgumentError(f'drop: expected a list of keys, got {drop!r}: pass [{drop!r}]')
+        if isinstance(drop, str) or not isinstance(drop, Collection):
+            raise InvalidArgumentError(f'drop: expected a list of keys such as {list(own)[:1]}, got {drop!r:.100}')
         for argument, keys in (('drop', drop), ('rename', rename)):
             if unknown := [key for key in keys if key not in own]:
                 raise UnknownKeyError(f'{argument}: {unknown} are no keys of {name}, which has {list(own)}')

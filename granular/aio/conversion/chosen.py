@@ -102,7 +102,11 @@ def divide(sources: DatasetSources, rows: Ints, shards: int | None, shardlen: in
     if shards is not None and shardlen is not None:
         raise InvalidArgumentError(f'shards, shardlen: expected one of them, got {shards} and {shardlen}')
     if shards is not None:
-        number = check_integer('shards', shards, 1, max(1, count))
+        number = check_integer('shards', shards, 1)
+        if number > max(1, count):
+            raise InvalidArgumentError(
+                f'shards: expected at most one for each of the {count} datapoints that are kept, got {number}'
+            )
         bounds = [count * i // number for i in range(number + 1)]
     elif shardlen is not None:
         bounds = [*range(0, count, check_integer('shardlen', shardlen, 1)), count]

@@ -11,7 +11,7 @@ from granular._support.other_names import answering
 from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.megatron import write_tokens
 from granular.aio.conversion.on_ray import RayShards
-from granular.aio.conversion.record_source import Format, Reading, RecordSource, open_source
+from granular.aio.conversion.record_source import Reading, RecordSource, open_source
 from granular.aio.conversion.run import Run
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.conversion.stored import StoredMapping, checks_of
@@ -73,7 +73,7 @@ async def convert(
     source: Any,
     directory: AnyPath,
     *,
-    format: Format | None = None,
+    format: str | None = None,
     spec: Mapping[str, str] | None = None,
     encoders: Encoders = None,
     shardlen: int | None = _SHARDLEN,

@@ -147,7 +147,10 @@ class NewValues:
             )
 
     def _opened(self, values: Any, length: int) -> Source:
-        table = adapters.convert(values)
+        try:
+            table = adapters.convert(values)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f'{self._argument}: {error}') from None
         if table.sparse:
             raise InvalidArgumentError(
                 f'{self._argument}: leaves datapoints out by a filter: expected a value for each of the {length} of '

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,10 +23,10 @@ from granular.aio.conversion.lerobot import StoredEpisodes
 from granular.aio.conversion.schema import Column, column_of
 from granular.aio.conversion.stored import StoredRecords, is_stored, stored_records
 from granular.aio.datasets.reader import DatapointReader
-from granular.aio.datasources.detect import CLASSES, has_shards, refuse_packed, remedy_of
+from granular.aio.datasources.detect import class_of, has_shards, refuse_packed, remedy_of
 from granular.aio.datasources.detect import open as open_dataset
 from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, no_split, of_pattern
-from granular.aio.datasources.discovery.names import ENDINGS, IMAGE_ENDINGS, IMAGE_SUFFIXES, kind_of
+from granular.aio.datasources.discovery.names import ENDINGS, FORMATS, IMAGE_ENDINGS, IMAGE_SUFFIXES, kind_of
 from granular.aio.datasources.lerobot import INFO, LeRobotDataSource
 from granular.aio.datasources.megatron.source import index_beside
 from granular.aio.datasources.parquet.source import (
@@ -55,10 +55,7 @@ from granular.aio.runtime.user_functions import await_user
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 
-Format = Literal[
-    'parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'megatron', 'images', 'huggingface', 'lerobot', 'granular'
-]
-FORMATS: Final[tuple[str, ...]] = get_args(Format)
+CONVERTED: Final = (*FORMATS, 'images', 'huggingface', 'lerobot', 'granular')
 
 _ENDINGS: Final = (*ENDINGS, '.arrow')
 _CHUNK: Final = 4 * MiB
@@ -184,7 +181,7 @@ def _take(iterator: Iterator[Any], count: int) -> list[Any]:
 class Reading:
     """Options for the files of a source: their format and split, and the columns in the names of folders."""
 
-    format: Format | None = None
+    format: str | None = None
     split: str | None = None
     hive: bool = True
     warns: bool = True  # of files that are left out
@@ -193,8 +190,8 @@ class Reading:
 
 async def open_source(source: Any, reading: Reading, target: Path | None = None) -> RecordSource:
     """Open the source that the user passed, by address or as an object; refuse a target within its folder."""
-    if reading.format is not None and reading.format not in FORMATS:
-        raise InvalidArgumentError(f'format: expected one of {", ".join(FORMATS)}, got {reading.format!r}')
+    if reading.format is not None and reading.format not in CONVERTED:
+        raise InvalidArgumentError(f'format: expected one of {", ".join(CONVERTED)}, got {reading.format!r}')
     opened = await _open(source, reading)
     for folder in opened.folders:
         if target is not None and in_one_store(target, folder) and await is_within(target, folder):
@@ -392,7 +389,7 @@ async def _open_format(files: Files, format: str, reading: Reading) -> RecordSou
         local = [_local(path) for path in files.paths]
         read = await offload(lambda: [module.Dataset.from_file(file) for file in local])
         return _hugging_face(module.concatenate_datasets(read), files.name)
-    if format not in CLASSES:
+    if format not in FORMATS:
         raise InvalidArgumentError(f'{files.name}: expected a folder for format {format!r}')
     if format == 'tfrecord':
         return await _open_examples(files)
@@ -401,7 +398,7 @@ async def _open_format(files: Files, format: str, reading: Reading) -> RecordSou
         options['decoders'] = _MEMBERS
     elif format == 'parquet':
         options['hive'] = reading.hive
-    opened: Any = CLASSES[format](files, **options)
+    opened: Any = class_of(format)(files, **options)
     await ensure_open(opened)
     images = IMAGE_SUFFIXES if format == 'webdataset' else ()
     source = RecordSource(files.name, format, adapters.convert(opened), opened=opened, images=images)

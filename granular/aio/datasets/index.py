@@ -1,4 +1,4 @@
-"""Read the index file of a sharded dataset, which replaces opening its shards. docs/format.md describes the bytes."""
+"""Read the index file of a sharded dataset, which replaces opening its shards."""
 
 import threading
 from collections.abc import Mapping, Sequence

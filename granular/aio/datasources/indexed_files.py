@@ -60,7 +60,7 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     Those of a folder or a pattern are found when it is opened.
     """
 
-    _format: str  # a key of ``ENDINGS``
+    _format: str  # a key of ``FORMATS``
 
     def __init__(self, paths: Paths | Files, *, split: str | None = None) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from granular._support.typing import Element_co
 from granular.aio.pipeline.execution.hand_over import exclusively
-from granular.aio.pipeline.iterator import CursorHandle, StreamCursor
+from granular.aio.pipeline.iterator import CursorHandle, StreamCursor, cursor_of
 from granular.aio.pipeline.origins import Origins, traced_elements
 from granular.aio.pipeline.streams.flow import Flow, sum_stats
 from granular.aio.pipeline.streams.stream import Stream
@@ -114,5 +114,5 @@ def flows_of(iterator: Any) -> list[Flow]:
     if not isinstance(iterator, DatasetIterator):
         return []
     if iterator._runs:
-        return [iterator._cursor.flow]
+        return [cursor_of(iterator).flow]
     return [flow for parent in iterator._parents for flow in flows_of(parent)]

@@ -62,10 +62,7 @@ class MapOperations(Traceable, Chain, abc.ABC, Generic[Element_co]):
 
     _node: Source
     _answers: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            ('limit', 'rebatch', 'cache', 'interleave', 'prefetch', 'mp_prefetch'),
-            'call to_iter_dataset() before it',
-        ),
+        **dict.fromkeys((name for name in vars(IterDataset) if name[0] != '_'), 'call to_iter_dataset() before it'),
         'limit': 'slice it, as in dataset[:n]',
         'take': 'slice it, as in dataset[:n]',
         'skip': 'slice it, as in dataset[n:]',

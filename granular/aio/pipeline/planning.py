@@ -92,7 +92,7 @@ def bucket_tops(values: Ints, counts: Ints, buckets: int) -> Ints:
 # --- rows of whole documents
 
 
-class Fit(NamedTuple):
+class DocumentRows(NamedTuple):
     """Rows of whole documents: rows of one pattern have equally many documents of each class.
 
     The arrays ``firsts`` and ``counts`` have an entry for each class of each pattern: the first slot, which belongs to
@@ -126,7 +126,7 @@ class Fit(NamedTuple):
 
 def fit(
     sizes: Ints, counts: Ints, lengths: Ints, alignments: Ints | None = None, max_segments: int | None = None
-) -> Fit:
+) -> DocumentRows:
     """Put whole documents into rows: the largest first, each into the fullest row that has enough space.
 
     Args:
@@ -228,7 +228,7 @@ class _OpenRows:
         self.groups += 1
         return group
 
-    def result(self) -> Fit:
+    def result(self) -> DocumentRows:
         """Return the rows, with the entries of each group in the order in which they were put."""
         none = np.zeros(0, np.int64)
         before, numbers, each = (np.concatenate([none, *(part[i] for part in self._entries)]) for i in range(3))
@@ -253,7 +253,7 @@ class _OpenRows:
         firsts = np.empty(len(entry), np.int64)
         firsts[by_class] = starts
         pointers = np.append(0, np.cumsum(np.bincount(owner, minlength=len(groups))))
-        return Fit(np.cumsum(rows), pointers, firsts, counted)
+        return DocumentRows(np.cumsum(rows), pointers, firsts, counted)
 
 
 def _doubled(array: Ints) -> Ints:

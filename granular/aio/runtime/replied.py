@@ -9,21 +9,21 @@ _MOST: Final = 4096
 Server = tuple[bool, str, int, tuple[str, int] | None]
 """True if TLS is used, the host and port, and the host and port of the proxy."""
 
-_replied: Final[LRU[Server, bool]] = LRU(_MOST)
+known: Final[LRU[Server, bool]] = LRU(_MOST)
 
 
 def note_reply(server: Server) -> None:
     """Record a reply of a server; the last 4,096 servers are remembered."""
-    _replied.put(server, True)
+    known.put(server, True)
 
 
 def has_replied(server: Server) -> bool:
-    return server in _replied
+    return server in known
 
 
 def replied_servers() -> list[Server]:
     """Return the servers that have replied, for another process."""
-    return [server for server, _ in _replied.items()]
+    return [server for server, _ in known.items()]
 
 
 def inherit_replies(servers: list[Server]) -> None:

@@ -15,6 +15,7 @@ from granular.aio.paths.path import Path
 from granular.aio.pipeline.describe import check_size
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.iter_dataset import IterDataset
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.position import FREE, RestoreRules, Turns
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow, number_of
@@ -99,9 +100,12 @@ class _Records(Stream):
     def flow(self) -> Flow:
         return _Reading(self)
 
-    def describe(self) -> str:
+    def line(self) -> Line:
         # Omits the shard: a state fits any number of them.
-        return f'TFRecordIterDataset({self.files.name!r})'
+        return Line('source', source=f'TFRecordIterDataset({self.files.name!r})')
+
+    def describe(self) -> str:
+        return str(self.line())
 
 
 class _Reading(Flow):
@@ -251,8 +255,8 @@ class _Reading(Flow):
         state = self.turns.state(at, self.keeps_host)
         return state if state is at else {**state, 'turn': self._turn}
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
-        at = self.turns.at(state, terms)
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
+        at = self.turns.at(state, rules)
         valid = isinstance(at, Mapping) and at.keys() - set(_SIZES) == _START.keys()
         numbers = [*({**at, 'next_bytes': 0}).values(), *at.get('next_bytes', ())] if valid else []
         if not valid or not all(type(value) is int and value >= 0 for value in numbers):

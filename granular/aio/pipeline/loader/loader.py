@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike
 from granular._support.indexing import MOST, MOST_WORKERS, check_integer
 from granular._support.other_names import answering
 from granular._support.text import logger
-from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint
+from granular.aio.pipeline.describe import block_orders, check_lines, fingerprint, lines_of, saved_lines
 from granular.aio.pipeline.execution.failures import OnError
 from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.lines import Applied
 from granular.aio.pipeline.loader.collate import DROPPED, Batch, Spec
 from granular.aio.pipeline.loader.running import Loading, RunningLoader
 from granular.aio.pipeline.nodes.adapters import convert
@@ -25,7 +26,7 @@ from granular.aio.pipeline.position import VERSION, check_plain, check_version
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
 from granular.aio.runtime.threads import offload
-from granular.changes import Applied, BatchSize, Grown, declared
+from granular.changes import BatchSize, Grown, declared
 from granular.errors import InvalidArgumentError, StateError
 
 
@@ -142,7 +143,7 @@ class LoaderHandle(Traceable):
         length = {} if epochs is None else {'length': epochs.length}
         return {
             'version': VERSION, 'step': self.consumed, **length, 'round': self._core.flow.turns.stride,
-            'seed': source.seed, 'pipeline': fingerprint(source), 'stages': outline_of(source),
+            'seed': source.seed, 'pipeline': saved_lines(source), 'stages': outline_of(source),
         }  # fmt: skip
 
     save = state_dict
@@ -388,7 +389,7 @@ class Loader(LoaderHandle):
                 f'the state was saved with seed {seed}, this source has {self.source.seed}: pass the seed of the state'
             )
         if 'pipeline' in state:
-            return check_fingerprint(state['pipeline'], fingerprint(self.source), changes)
+            return check_lines(state['pipeline'], lines_of(self.source), changes)
         if orders := block_orders(self.source):
             raise StateError(
                 f'the state is of granular 0.21, which has none of the orders {orders} of this source: continue with '
@@ -401,8 +402,8 @@ class Loader(LoaderHandle):
         for change, was, now in made:
             if isinstance(change, Grown | BatchSize) and place:
                 raise StateError(
-                    f'{change!r} is declared, {now!r} in place of {was!r}, and {place} datapoints of an epoch were '
-                    f'taken, which it divides differently: load a state of the end of an epoch'
+                    f'{change!r} is declared, {str(now)!r} in place of {str(was)!r}, and {place} datapoints of an '
+                    f'epoch were taken, which it divides differently: load a state of the end of an epoch'
                 )
 
     def set_next_index(self, index: int) -> None:
