@@ -1,7 +1,7 @@
 """Read columns of many datapoints of many datasets in one fan-out."""
 
-from collections.abc import Coroutine, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from granular.aio.datasets.references import Referenced, unpack_rows
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import Calls
 from granular.aio.stores.fanout import retry_if_corrupt
+
+T = TypeVar('T')
+Read = Callable[[Picks, Sequence[Choice]], Coroutine[Any, Any, T]]
+"""Reads some fields of datapoints."""
 
 
 def as_datapoints(
