@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from granular._support.lazy import lazy_names
 from granular.errors import *  # noqa: F403  # their page lists them
 
-__version__ = '1.0.0a1'
+__version__ = '1.0.0rc1'
 
 if TYPE_CHECKING:
     from granular import aio as aio
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from granular.aio.pipeline.transforms import MultiprocessingOptions as MultiprocessingOptions
     from granular.aio.pipeline.transforms import ReadOptions as ReadOptions
     from granular.config import IOConfig as IOConfig
+    from granular.errors import GranularError as GranularError
     from granular.formats.codecs import decoders as decoders
     from granular.formats.codecs import encoders as encoders
     from granular.metrics import io_stats as io_stats

@@ -10,6 +10,7 @@ from granular._support.typing import Datapoint_co
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasources import detect, lerobot, windows
 from granular.aio.datasources.arrayrecord import source as arrayrecord
+from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.datasources.megatron import source as megatron
 from granular.aio.datasources.parquet import source as parquet
 from granular.aio.datasources.tfrecord import source as tfrecord
@@ -19,7 +20,7 @@ from granular.aio.runtime.portal import run
 from granular.sync.bags import BagReader
 from granular.sync.base import Batched, blocking, constructing, documented_by, passed_on, reopened
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
-from granular.sync.readers import Copyable, DatapointReader, RecordReader
+from granular.sync.readers import Copyable, DatapointReader, Reader, RecordReader
 
 
 class ArrayRecordDataSource(RecordReader[arrayrecord.ArrayRecordDataSource, bytes], Batched):
@@ -79,11 +80,7 @@ Opened = DatasetReader | ShardedDatasetReader | Any
 """A reader of a dataset; Any stands for those of other files, so that programs use a dataset without a cast."""
 
 _CLASSES: Final[Mapping[str, Any]] = {
-    cls.__name__: cls
-    for cls in (
-        *(DatasetReader, ShardedDatasetReader, BagReader, LeRobotDataSource),
-        *(ArrayRecordDataSource, MegatronDataSource, ParquetDataSource, TFRecordDataSource, WebDatasetDataSource),
-    )
+    cls.__name__: cls for cls in (BagReader, *vars().values()) if isinstance(cls, type) and issubclass(cls, Reader)
 }
 
 
@@ -101,4 +98,5 @@ def open(  # noqa: A001
     counterpart = run(opening.coroutine, immediate=True)
     if not type(counterpart).__module__.startswith('granular.'):  # of another package
         return cast(Opened, counterpart)
-    return cast(Opened, reopened(_CLASSES[type(counterpart).__name__], counterpart))
+    general = DatapointReader if isinstance(counterpart, MaskedFiles) else RecordReader
+    return cast(Opened, reopened(_CLASSES.get(type(counterpart).__name__, general), counterpart))

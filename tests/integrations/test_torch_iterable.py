@@ -175,7 +175,7 @@ def test_peers_of_a_replica_have_equal_elements(unused_tcp_port):
 
 
 def test_data_that_no_one_divides_is_warned_of_once(monkeypatch, caplog):
-    monkeypatch.setattr('granular.aio.pipeline.shards._warned', [])
+    monkeypatch.setattr('granular.aio.pipeline.shards.warned', [])
     monkeypatch.setenv('WORLD_SIZE', '4')
     assert list(IterableDataset(numbers(), NoSharding())) == list(range(COUNT))
     assert list(numbers().to_iter_dataset(shard_options=ShardOptions(0, 2))) == list(range(0, COUNT, 2))

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._support.text import logger
+from granular.aio.bags.records import Adjacent
 from granular.aio.paths.claims import is_claim
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
@@ -33,7 +34,7 @@ from granular.errors import (
     StoreError,
 )
 from granular.formats import layout
-from granular.formats.checksums import SUFFIX, checksums_of, crc32c
+from granular.formats.checksums import SUFFIX, checksums_in, crc32c
 
 _FULL: Final = MiB  # bytes buffered at most before they are written, even if the caller does not flush
 _CHUNK: Final = 8 * MiB  # bytes read at a time to compute checksums, or one record
@@ -195,25 +196,26 @@ class BagOutput(AsyncResource):
             self._pending.append(fresh)
             self._pending_size += len(fresh)
 
-    def extend(self, records: Sequence[bytes]) -> None:
+    def extend(self, records: Adjacent) -> None:
         """Append records to the buffer of a bag that resumes nothing, without writing them."""
         self._check_open()
         self._check_whole()
-        if not records:
+        count = len(records.limits) - 1
+        if not count:
             return
-        if self.length + len(records) > layout.MAX_RECORDS:
+        if self.length + count > layout.MAX_RECORDS:
             raise OutOfRangeError(f'{self.path}: the bag is full: it holds {layout.MAX_RECORDS} records')
-        sizes = list(map(len, records))
-        if self.version == 2 and not all(sizes):
+        if self.version == 2 and not np.diff(records.limits).all():
             self.version = 1
-        ends = self._offset + np.cumsum(sizes, dtype=np.int64)
-        self._ends.frombytes(ends.tobytes())
-        self._offset = int(ends[-1])
-        self.length += len(records)
+        self._ends.frombytes((self._offset + records.limits[1:]).tobytes())
+        self._offset += len(records.data)
+        self.length += count
         if self._sums is not None:
-            self._sums.frombytes(checksums_of(records).tobytes())
-        self._pending += records
-        self._pending_size += sum(sizes)
+            sums = checksums_in(records.data, records.limits) if records.sums is None else records.sums
+            self._sums.frombytes(sums.tobytes())
+        if records.data:
+            self._pending.append(records.data)
+            self._pending_size += len(records.data)
 
     @property
     def is_full(self) -> bool:

@@ -15,9 +15,11 @@ from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError
 
-_CHUNK: Final = 4 * MiB
+_CHUNK: Final = 8 * MiB
 _MAX_CHUNK: Final = 4096
-_AHEAD: Final = 2  # reads in flight
+
+AHEAD: Final = 2
+"""Reads in flight."""
 
 Chosen = Any
 """Indices, an array of booleans with one for each datapoint, or a function of keys that returns a boolean."""
@@ -76,7 +78,7 @@ async def _results(argument: str, function: KeyFunction, sources: DatasetSources
         rows = np.arange(indices.start, indices.stop)
         return await offload(function.call, await sources.fetch(rows, keys), rows)
 
-    async with contextlib.aclosing(whole_pages(call, len(sources), step, _AHEAD)) as pages:
+    async with contextlib.aclosing(whole_pages(call, len(sources), step, AHEAD)) as pages:
         async for results in pages:
             if bad := [i for i, result in enumerate(results) if not isinstance(result, bool | np.bool_)]:
                 raise InvalidArgumentError(
@@ -97,7 +99,11 @@ def divide(sources: DatasetSources, rows: Ints, shards: int | None, shardlen: in
     if shards is not None and shardlen is not None:
         raise InvalidArgumentError(f'shards, shardlen: expected one of them, got {shards} and {shardlen}')
     if shards is not None:
-        number = check_integer('shards', shards, 1, max(1, count))
+        number = check_integer('shards', shards, 1)
+        if number > max(1, count):
+            raise InvalidArgumentError(
+                f'shards: expected at most one for each of the {count} datapoints that are kept, got {number}'
+            )
         bounds = [count * i // number for i in range(number + 1)]
     elif shardlen is not None:
         bounds = [*range(0, count, check_integer('shardlen', shardlen, 1)), count]

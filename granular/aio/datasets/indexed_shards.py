@@ -16,9 +16,9 @@ from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.comparison import Pins, find_moved, is_shard_unchanged
 from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.aio.datasets.index import DatasetIndex
-from granular.aio.datasets.masks import Mask
 from granular.aio.datasets.opened_shards import OpenedShards
 from granular.aio.paths.path import Path
+from granular.aio.pipeline.data_source import Mask
 from granular.aio.runtime.immediate import Rest, is_immediate
 from granular.aio.runtime.pools import threads
 from granular.aio.runtime.tasks import gather

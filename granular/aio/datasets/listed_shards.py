@@ -11,8 +11,8 @@ from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.dataset import Dataset, all_or_none, join_tables
 from granular.aio.datasets.listing import Listing
-from granular.aio.datasets.masks import Mask
 from granular.aio.datasets.opened_shards import OpenedShards
+from granular.aio.pipeline.data_source import Mask
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import for_each
 from granular.errors import NotFoundError, ObjectChangedError

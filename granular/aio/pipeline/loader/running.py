@@ -203,7 +203,7 @@ class Loading(Flow):
 
     state = mark
 
-    async def restore(self, state: int, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: int, rules: RestoreRules = FREE) -> None:
         self.forget()
         if self.goal is None:
             await self._seek(state)

@@ -27,6 +27,7 @@ from granular.aio.pipeline.data_source import (
     parts_of,
 )
 from granular.aio.pipeline.execution.failures import Failure, capturing, of_datapoint
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.source import Source, estimate_nbytes, length_of, map_in_threads, timed
 from granular.aio.runtime.buffers import read_only
 from granular.aio.runtime.immediate import to_loop
@@ -120,11 +121,11 @@ class _Adapter(Source):
     def __len__(self) -> int:
         return length_of(self.root)
 
-    def describe(self) -> str:
+    def line(self) -> Line:
         if isinstance(self.root, range):
-            return repr(self.root)
+            return Line(repr(self.root))
         if not self.measures_root:
-            return f'{type(self.root).__name__} of {len(self.root)}'
+            return Line('source', source=type(self.root).__name__, elements=len(self.root))
         shown = ' '.join(repr(self.root).split())  # the repr of a Hugging Face dataset has several lines
         if ' at 0x' in shown:
             shown = type(self.root).__name__
@@ -132,7 +133,10 @@ class _Adapter(Source):
             # The whole repr of a reader of granular tells it from others, such as windows of other episodes.
             rest = f'... {crc32c(shown.encode()):08x}' if isinstance(self.root, OpenedDataSource) else ''
             shown = f'{shown[:_SHOWN]}{rest}'
-        return shown if self._mask is None else f'{shown}, keys {", ".join(self._mask)}'
+        return Line('source', source=shown, part=None if self._mask is None else f', keys {", ".join(self._mask)}')
+
+    def describe(self) -> str:
+        return str(self.line())
 
     def select(self, fields: Sequence[str]) -> Self | None:
         if not takes_mask(self.root):
