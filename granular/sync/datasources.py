@@ -33,6 +33,7 @@ class LeRobotDataSource(DatapointReader[lerobot.LeRobotDataSource[Datapoint_co],
     def __init__(self) -> None: ...
 
     fields: tuple[str, ...] = passed_on(lerobot.LeRobotDataSource.fields)
+    size: int = passed_on(lerobot.LeRobotDataSource.size)
     fps: float = passed_on(lerobot.LeRobotDataSource.fps)
     sizes = blocking(lerobot.LeRobotDataSource.sizes, immediate=True)
 
@@ -42,6 +43,7 @@ class MegatronDataSource(DatapointReader[megatron.MegatronDataSource[Datapoint_c
     def __init__(self) -> None: ...
 
     fields: tuple[str, ...] = passed_on(megatron.MegatronDataSource.fields)
+    size: int = passed_on(megatron.MegatronDataSource.size)
     dtype: np.dtype[Any] = passed_on(megatron.MegatronDataSource.dtype)
     sizes = blocking(megatron.MegatronDataSource.sizes, immediate=True)
 
@@ -51,6 +53,7 @@ class ParquetDataSource(DatapointReader[parquet.ParquetDataSource[Datapoint_co],
     def __init__(self) -> None: ...
 
     columns: tuple[str, ...] = passed_on(parquet.ParquetDataSource.columns)
+    size: int = passed_on(parquet.ParquetDataSource.size)
 
 
 class TFRecordDataSource(RecordReader[tfrecord.TFRecordDataSource, bytes], Copyable, Batched):
@@ -65,6 +68,7 @@ class WebDatasetDataSource(DatapointReader[webdataset.WebDatasetDataSource[Datap
     def __init__(self) -> None: ...
 
     fields: tuple[str, ...] = passed_on(webdataset.WebDatasetDataSource.fields)
+    size: int = passed_on(webdataset.WebDatasetDataSource.size)
 
 
 class Windows(RecordReader[windows.Windows, windows.Window], Batched):

@@ -5,11 +5,10 @@ from typing import Any, Final, Generic, Self, SupportsIndex, overload
 
 from granular._support.typing import Datapoint_co
 from granular.aio.bags.reader import BagReader
-from granular.aio.datasources.indexed_files import IndexedFiles
 from granular.aio.pipeline.data_source import MaskedSource, OpenedDataSource
 from granular.aio.runtime.portal import run
 from granular.formats.display import Samples, html_summary
-from granular.sync.base import A, Batched, Blocking, SyncObject, documented_by, passed_on, reopened, wrapping
+from granular.sync.base import A, Batched, Blocking, SyncObject, documented_by, reopened, wrapping
 from granular.sync.iteration import Iteration
 
 _FACTS: Final = ('layout', 'shards', 'spec', 'columns', 'fields', 'size')
@@ -73,8 +72,6 @@ class RecordReader(Reader[A, Datapoint_co]):
 
 class DatapointReader(Reader[A, Datapoint_co], Copyable, Batched):
     """A reader of datapoints that are dicts, with access to single fields."""
-
-    size: int = passed_on(IndexedFiles.size)
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Datapoint_co: ...

@@ -328,7 +328,7 @@ class BagOutput(AsyncResource):
         async def publish() -> None:
             await writer.close()
             self._writers.remove(writer)
-            self._published[path] = _Published(size, writer.version, writer)
+            self._note_published(path, size, writer)
 
         try:
             await finish_within(publish())
@@ -338,6 +338,10 @@ class BagOutput(AsyncResource):
             if path not in self._published:
                 self._uncertain[path] = _Published(-1, None, writer)
             raise
+
+    def _note_published(self, path: Path, size: int, writer: ObjectWriter | None = None) -> None:
+        """Note a file of this bag, which was written by a writer, or copied."""
+        self._published[path] = _Published(size, None if writer is None else writer.version, writer)
 
     @property
     def is_winner(self) -> bool:
@@ -373,7 +377,11 @@ class BagOutput(AsyncResource):
         uncertain = self._uncertain.items() if sole or self.is_winner else ()
         for path, published in [*uncertain, *reversed(self._published.items())]:
             stat = await path.store.find(path.key)
-            if stat is not None and published.version in (None, stat.version):
+            if stat is None or published.version not in (None, stat.version):
+                continue
+            if published.writer is None:
+                await path.store.delete([path.key])
+            else:
                 await withdraw(path, published.writer)
         self._published.clear()
 
@@ -428,7 +436,7 @@ class BagOutput(AsyncResource):
 class _Published:
     size: int
     version: str | None  # if known: that of its writer, or the one that was verified
-    writer: ObjectWriter
+    writer: ObjectWriter | None  # None of a copy
 
 
 async def withdraw(path: Path, writer: ObjectWriter) -> bool:

@@ -1,7 +1,7 @@
 """Read columns of many datapoints of many datasets in one fan-out."""
 
-from collections.abc import Coroutine, Sequence
-from typing import Any, Final, NamedTuple, Self
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from granular.aio.datasets.references import Referenced, unpack_joined, unpack_r
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import Calls, offload
 from granular.aio.stores.fanout import retry_if_corrupt
+
+T = TypeVar('T')
+Read = Callable[[Picks, Sequence[Choice]], Coroutine[Any, Any, T]]
+"""Reads some fields of datapoints."""
 
 _MANY: Final = 1024  # datapoints from which on their references are unpacked as arrays
 

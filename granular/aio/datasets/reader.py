@@ -18,7 +18,14 @@ from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import FEW, Adjacent
 from granular.aio.datasets.array_table import ArrayTable
 from granular.aio.datasets.codec import Decoders, Field, raw
-from granular.aio.datasets.column_reads import as_datapoints, available, read_buffers, read_columns, read_stored
+from granular.aio.datasets.column_reads import (
+    Read,
+    as_datapoints,
+    available,
+    read_buffers,
+    read_columns,
+    read_stored,
+)
 from granular.aio.datasets.columns import Choice, Columns, Datapoint
 from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions, join_tables
@@ -35,8 +42,6 @@ from granular.errors import NotFoundError, ObjectChangedError
 from granular.metrics import timing
 
 T = TypeVar('T')
-Read = Callable[[Picks, Sequence[Choice]], Coroutine[Any, Any, T]]
-"""Reads some fields of datapoints."""
 
 
 class _Kin:

@@ -127,6 +127,12 @@ class Joint(abc.ABC):
         other.
         """
 
+    @abc.abstractmethod
+    async def fetch_undecoded(
+        self, sources: Sequence[Any], counts: Sequence[int], indices: Ints, mask: Any
+    ) -> Calls[list[Any]]:
+        """Read datapoints, as ``fetch``, and return the calls that decode them, for threads."""
+
 
 def join(sources: Sequence[DataSource]) -> Joint:
     """Return sources with an equal ``kin_of`` as one."""

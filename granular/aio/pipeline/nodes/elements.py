@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from granular._support.indexing import MOST, Ints, Seed, check_integer, indices_of
 from granular.aio.pipeline.execution.failures import Failure, Handler, capturing, handling, of_datapoint
 from granular.aio.pipeline.lines import Line
-from granular.aio.pipeline.nodes.adapters import Fetching
 from granular.aio.pipeline.nodes.indices import IndexNode, beneath, check_finite, find, in_epochs, inner_indices
 from granular.aio.pipeline.nodes.patterns import Pattern
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
@@ -57,7 +56,7 @@ class Element(Node):
         steps = np.asarray(indices).tolist()
         calls = [timed(node, node.call) for node in reversed(chain)]
         source, inner = await find(source, indices)
-        if isinstance(source, Fetching) and not is_immediate():
+        if not is_immediate():
             # Decoding and the functions share one hop to a thread.
             decoding, decoded = await source.fetch_undecoded(inner), list[Any]()
             if decoding is not None:

@@ -88,6 +88,10 @@ class Source(abc.ABC):
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         """Return the datapoints at the given steps, in the order of the steps."""
 
+    async def fetch_undecoded(self, indices: ArrayLike) -> Calls[list[Any]] | None:
+        """Read datapoints, and return the calls that decode them, for threads; None if they can only be fetched."""
+        return None
+
     async def get(self, index: SupportsIndex) -> Any:
         """Return the datapoint at a step."""
         return without_failures(await self.fetch([operator.index(index)]))[0]

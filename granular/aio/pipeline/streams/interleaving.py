@@ -153,7 +153,7 @@ class Interleaving(Outlasting):
         self._closed = False
         self._binding: tuple[object, Crew] = None, Crew()
         self._size: int | None = None  # of the read-ahead of each stream, once it was changed
-        self._ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, threads, 'interleave', False)
+        self._ahead: Prefetch[Flow | None] = Prefetch(self._start, None, 1, 1, threads, 'interleave', False)
         self._ahead.depth, self._ahead.stop = make_buffer, self._count
         # What states have of the open streams, but for the one that moved last: those of all streams would take longer
         # than an element. None if it is unknown.
@@ -265,7 +265,7 @@ class Interleaving(Outlasting):
             raise StateError(f'{self._stage.describe()}, stream {number}: {error}') from error
 
     async def _made_now(self, number: int) -> Flow | None:
-        ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, 1, 'interleave', False)
+        ahead: Prefetch[Flow | None] = Prefetch(self._start, None, 1, 1, 1, 'interleave', False)
         ahead.token = self._ahead.token
         ahead.position = number
         ahead.stop = number + 1

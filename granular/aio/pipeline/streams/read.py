@@ -227,15 +227,16 @@ class Reading(Flow):
         processes = 0 if read.workers is None else read.workers.num_workers
         task = _ChunkTask(read.source, self.turns, options.memory // max(1, processes))
         compute: Callable[..., Coroutine[Any, Any, _Chunk]] = task.compute
+        ask = None
         self._deepest = _CHUNKS
         if (workers := read.workers) is not None and workers.num_workers:
             from granular.aio.pipeline.execution.workers import Workers
 
             self._workers = Workers(task, workers.num_workers, workers.start_method, workers.worker_init_fn)
-            compute = self._workers.compute
+            compute, ask = self._workers.compute, self._workers.ask
             self._deepest = max(_CHUNKS, workers.num_workers * workers.per_worker_buffer_size)
         self.ahead: Prefetch[_Chunk] = Prefetch(
-            compute, self._stride, weight, max(1, options.num_threads), 'stream', True
+            compute, ask, self._stride, weight, max(1, options.num_threads), 'stream', True
         )
         # The bytes of the largest element, and until one is read, of a small stored one; 0 if neither is known.
         self._largest = small_nbytes(read.source, weight)
