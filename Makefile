@@ -166,7 +166,7 @@ spdl        := spdl spdl-io numpy
 datago      := datago numpy
 energon     := $(TORCH) megatron-energon webdataset numpy
 lance       := pylance numpy
-lhotse      := $(TORCH) lhotse
+lhotse      := $(TORCH) lhotse urllib3
 s3torchconnector := $(TORCH) s3torchconnector
 # What it requires has no build for the CPU, and its caches do not need it.
 bare_kappadata := kappadata

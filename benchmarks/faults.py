@@ -1,6 +1,6 @@
 """Faults: the outcome of a read at every fault, with granular and with other clients at their default settings.
 
-``python -m benchmarks.faults [--only FAULT ...]`` prints the table of docs/reliability.md.
+``python -m benchmarks.faults [--only FAULT ...]`` prints a row for each fault; docs/reliability.md sums them up.
 """
 
 import argparse

@@ -18,7 +18,7 @@ from tests.support.servers import SeaweedServer
 PHOTOS: Final = 100_000
 SHARDLEN: Final = 5_000
 DIMENSIONS: Final = 64
-BOUNDS: Final = {'subset': 10.0, 'relabel': 10.0, 'add a key': 20.0}
+BOUNDS: Final = {'subset': 10.0, 'relabel': 10.0, 'add a key': 10.0}
 
 
 def rewriting(data: Data, server: Server) -> Result:

@@ -44,7 +44,7 @@ def train(config: dict) -> None:
                 saved = torch.load(pathlib.Path(folder) / 'state.pt', weights_only=True)
             model.module.load_state_dict(saved['model'])
             optimizer.load_state_dict(saved['optimizer'])
-            loader.load(saved['loader'])
+            loader.load_state_dict(saved['loader'])
             seen = saved['seen']
         for number, batch in enumerate(loader, 1):
             if rank == config['killed'] and number == config['at']:
@@ -59,8 +59,8 @@ def train(config: dict) -> None:
             seen = seen + used.tolist()
             if number % EVERY == 0 or loader.consumed == LENGTH:
                 save(rank, {'workers': workers, 'seen': len(seen), 'different': len(set(seen))}, {
-                    'model': model.module.state_dict(), 'optimizer': optimizer.state_dict(), 'loader': loader.save(),
-                    'seen': seen,
+                    'model': model.module.state_dict(), 'optimizer': optimizer.state_dict(),
+                    'loader': loader.state_dict(), 'seen': seen,
                 })  # fmt: skip
 
 

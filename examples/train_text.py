@@ -71,7 +71,7 @@ def train(path: granular.Path, steps: int, save_at: int = -1, resume: bool = Fal
             saved = torch.load(io.BytesIO((path / 'checkpoint').read_bytes()))
             model.load_state_dict(saved['model'])
             optimizer.load_state_dict(saved['optimizer'])
-            batches.set_state(saved['stream'])
+            batches.load_state_dict(saved['stream'])
             first = saved['step']
         for step in range(first, steps):
             batch = {key: torch.from_numpy(array).long() for key, array in next(batches).items()}
@@ -84,7 +84,7 @@ def train(path: granular.Path, steps: int, save_at: int = -1, resume: bool = Fal
             loss.backward()
             optimizer.step()
             if step + 1 == save_at:
-                file, state = io.BytesIO(), {'step': step + 1, 'stream': batches.get_state()}
+                file, state = io.BytesIO(), {'step': step + 1, 'stream': batches.state_dict()}
                 torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), **state}, file)
                 (path / 'checkpoint').write_bytes(file.getvalue())  # one file: model and stream are of the same step
     return losses

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from granular._support.lazy import lazy_names
 from granular.errors import *  # noqa: F403  # their page lists them
 
-__version__ = '1.0.0a1'
+__version__ = '1.0.0rc1'
 
 if TYPE_CHECKING:
     from granular import aio as aio
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from granular.aio.pipeline.transforms import MultiprocessingOptions as MultiprocessingOptions
     from granular.aio.pipeline.transforms import ReadOptions as ReadOptions
     from granular.config import IOConfig as IOConfig
+    from granular.errors import GranularError as GranularError
     from granular.formats.codecs import decoders as decoders
     from granular.formats.codecs import encoders as encoders
     from granular.metrics import io_stats as io_stats
@@ -51,9 +52,7 @@ if TYPE_CHECKING:
     from granular.sync.caches import RedisCache as RedisCache
     from granular.sync.caches import SharedMemoryCache as SharedMemoryCache
     from granular.sync.datasets import DatasetReader as DatasetReader
-    from granular.sync.datasets import DatasetWriter as DatasetWriter
     from granular.sync.datasets import ShardedDatasetReader as ShardedDatasetReader
-    from granular.sync.datasets import ShardedDatasetWriter as ShardedDatasetWriter
     from granular.sync.datasources import ArrayRecordDataSource as ArrayRecordDataSource
     from granular.sync.datasources import LeRobotDataSource as LeRobotDataSource
     from granular.sync.datasources import MegatronDataSource as MegatronDataSource
@@ -74,6 +73,8 @@ if TYPE_CHECKING:
     from granular.sync.path import Path as Path
     from granular.sync.pipeline import MapDataset as MapDataset
     from granular.sync.progress import progress as progress
+    from granular.sync.writers import DatasetWriter as DatasetWriter
+    from granular.sync.writers import ShardedDatasetWriter as ShardedDatasetWriter
 else:
     # Programs import what they use: names of the package are looked up in these modules on first access.
     lazy_names(
@@ -98,7 +99,7 @@ else:
             'granular.metrics': 'io_stats',
             'granular.sync.bags': 'BagReader BagWriter',
             'granular.sync.caches': 'RedisCache SharedMemoryCache',
-            'granular.sync.datasets': 'DatasetReader DatasetWriter ShardedDatasetReader ShardedDatasetWriter',
+            'granular.sync.datasets': 'DatasetReader ShardedDatasetReader',
             'granular.sync.datasources': (
                 'ArrayRecordDataSource LeRobotDataSource MegatronDataSource ParquetDataSource TFRecordDataSource '
                 'WebDatasetDataSource Windows open'
@@ -108,5 +109,6 @@ else:
             'granular.sync.path': 'Path',
             'granular.sync.pipeline': 'MapDataset',
             'granular.sync.progress': 'progress',
+            'granular.sync.writers': 'DatasetWriter ShardedDatasetWriter',
         },
     )

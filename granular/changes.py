@@ -2,18 +2,16 @@
 
 ::
 
-    state = iterator.get_state()
-    iterator.set_state(state, changes=[granular.changes.RowLength({'tokens': 4096})])
+    state = iterator.state_dict()
+    iterator.load_state_dict(state, changes=[granular.changes.RowLength({'tokens': 4096})])
 
 A pipeline that differs in something else is refused, and so is a change that is not declared: the error names the
 declaration. One that has been made already is ignored, so that a program may leave it in place.
 """
 
-import ast
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final
 
 from granular.errors import InvalidArgumentError
 
@@ -29,22 +27,6 @@ __all__ = [
     'RowLength',
 ]
 
-_PACK: Final = re.compile(r'pack\((\{[^}]*\}+)(.*)\)')
-_BATCH: Final = re.compile(r'batch\((\d+)(.*)\)')
-_RANDOM: Final = re.compile(r'((?:random_map|Transform)\(.*), seed=(\d+|\([\d, ]+\))(.*)\)')
-_SOURCE: Final = re.compile(r'(?!(?:zip|mix|Interleave|interleave) of )(.*) of (\d+)(, \d+ bytes)?')
-_FILES: Final = re.compile(r'(ParquetIterDataset|TFRecordIterDataset)\(.*\)')
-_FUNCTION: Final = re.compile(r'((?:map|map_with_index|random_map|filter|flat_map|Transform)\()([^,()]+)(.*)')
-_BATCH_FUNCTION: Final = re.compile(r'(batch\(.*, batch_fn=)([^,()]+)(\))')
-
-
-class Change(Protocol):
-    """A declared change of a line of a pipeline."""
-
-    @classmethod
-    def between(cls, was: str, now: str) -> Self | None:
-        """Return the change from one line of a pipeline to another one, '' for none; None if it is another change."""
-
 
 @dataclasses.dataclass(frozen=True)
 class RowLength:
@@ -56,21 +38,14 @@ class RowLength:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.RowLength({'tokens': 4096})])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.RowLength({'tokens': 4096})])
 
     Args:
       length: the new lengths, as ``pack`` has them.
     """
 
     length: Mapping[str, Any]
-
-    @classmethod
-    def between(cls, was: str, now: str) -> Self | None:
-        before, after = _PACK.fullmatch(was), _PACK.fullmatch(now)
-        if before is None or after is None or before[2] != after[2] or ', sizes ' in now:
-            return None
-        return cls(ast.literal_eval(after[1]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,19 +57,14 @@ class BatchSize:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.BatchSize(128)])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.BatchSize(128)])
 
     Args:
       batch_size: the new size.
     """
 
     batch_size: int
-
-    @classmethod
-    def between(cls, was: str, now: str) -> Self | None:
-        before, after = _BATCH.fullmatch(was), _BATCH.fullmatch(now)
-        return cls(int(after[1])) if before is not None and after is not None and before[2] == after[2] else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,21 +73,14 @@ class AugmentationSeed:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.AugmentationSeed(7)])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.AugmentationSeed(7)])
 
     Args:
       seed: the new seed.
     """
 
     seed: int | tuple[int, ...]
-
-    @classmethod
-    def between(cls, was: str, now: str) -> Self | None:
-        before, after = _RANDOM.fullmatch(was), _RANDOM.fullmatch(now)
-        if before is None or after is None or before.group(1, 3) != after.group(1, 3):
-            return None
-        return cls(ast.literal_eval(after[2]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +92,8 @@ class Grown:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.Grown('Web', 150_000)])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.Grown('Web', 150_000)])
 
     Args:
       source: the description of the source, as a state has it.
@@ -140,13 +103,6 @@ class Grown:
     source: str
     elements: int
 
-    @classmethod
-    def between(cls, was: str, now: str) -> Self | None:
-        before, after = _SOURCE.fullmatch(was), _SOURCE.fullmatch(now)
-        if before is None or after is None or before[1] != after[1] or int(before[2]) >= int(after[2]):
-            return None
-        return cls(after[1], int(after[2]))
-
 
 @dataclasses.dataclass(frozen=True)
 class Moved:
@@ -154,22 +110,14 @@ class Moved:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.Moved("DatasetReader('./copy')")])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.Moved("DatasetReader('./copy')")])
 
     Args:
       source: the new description of the source.
     """
 
     source: str
-
-    @classmethod
-    def between(cls, was: str, now: str) -> Self | None:
-        before, after = _SOURCE.fullmatch(was), _SOURCE.fullmatch(now)
-        if before is not None and after is not None:
-            return cls(after[1]) if before[1] != after[1] and before.group(2, 3) == after.group(2, 3) else None
-        before, after = _FILES.fullmatch(was), _FILES.fullmatch(now)
-        return cls(now) if before is not None and after is not None and before[1] == after[1] else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,22 +126,14 @@ class Renamed:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.Renamed('map(tokenize_text)')])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.Renamed('map(tokenize_text)')])
 
     Args:
       stage: the new description of the stage.
     """
 
     stage: str
-
-    @classmethod
-    def between(cls, was: str, now: str) -> Self | None:
-        for pattern in (_FUNCTION, _BATCH_FUNCTION):
-            before, after = pattern.fullmatch(was), pattern.fullmatch(now)
-            if before is not None and after is not None and before.group(1, 3) == after.group(1, 3):
-                return cls(now)
-        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,14 +145,9 @@ class Excluded:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.Excluded()])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.Excluded()])
     """
-
-    @classmethod
-    def between(cls, was: str, now: str) -> Self | None:
-        lines = [line for line in (was, now) if line]
-        return cls() if lines and all(line.startswith('exclude(') for line in lines) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,8 +156,8 @@ class Removed:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.Removed('books')])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.Removed('books')])
 
     Args:
       name: its name in the mix.
@@ -237,8 +172,8 @@ class Added:
 
     ::
 
-        state = iterator.get_state()
-        iterator.set_state(state, changes=[granular.changes.Added('code')])
+        state = iterator.state_dict()
+        iterator.load_state_dict(state, changes=[granular.changes.Added('code')])
 
     Args:
       name: its name in the mix.
@@ -247,17 +182,7 @@ class Added:
     name: str
 
 
-_KINDS: Final[tuple[type[Change], ...]] = (
-    RowLength, BatchSize, AugmentationSeed, Grown, Renamed, Excluded, Moved,
-)  # fmt: skip
-
-
-class Applied(NamedTuple):
-    """A declared change, and the lines that it changed."""
-
-    change: Any
-    was: str
-    now: str
+_KINDS: Final = (RowLength, BatchSize, AugmentationSeed, Grown, Moved, Renamed, Excluded, Removed, Added)
 
 
 def declared(changes: Any) -> tuple[Any, ...]:
@@ -267,21 +192,9 @@ def declared(changes: Any) -> tuple[Any, ...]:
         raise InvalidArgumentError(f'changes: {example}, got {changes!r:.100}')
     found = tuple(changes)
     for change in found:
-        if not isinstance(change, (*_KINDS, Added, Removed)):
+        if not isinstance(change, _KINDS):
             raise InvalidArgumentError(f'changes: {example}, got {change!r:.100} in it')
     return found
-
-
-def count_in(line: str) -> int:
-    """Return the datapoints of the line of a source, or the elements of that of a batch."""
-    found = _SOURCE.fullmatch(line) or _BATCH.fullmatch(line)
-    return 0 if found is None else int(found[2] if found.re is _SOURCE else found[1])
-
-
-def change_between(was: str, now: str) -> Change | None:
-    """Return the declaration of the change from one line of a pipeline to another one; None if there is none."""
-    found: Sequence[Change | None] = [kind.between(was, now) for kind in _KINDS]
-    return next((change for change in found if change is not None), None)
 
 
 def declaration(changes: Sequence[Any]) -> str:

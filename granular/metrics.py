@@ -49,7 +49,31 @@ _LONGEST_LABEL: Final = 80
 
 
 _NUMBERS: Final = (int, float)
-_GAUGES: Final = ('in_flight', 'connections')
+
+
+class _Export(NamedTuple):
+    """How exporters see a field; see ``Sample``.
+
+    Attributes:
+      name: by default, that of the field.
+      labels: those of the keys of a dict, behind the label of the store or stage that has the field.
+      attribute: the attribute that has the values, if not the field.
+    """
+
+    description: str
+    name: str = ''
+    unit: str = ''
+    kind: Literal['counter', 'gauge', 'histogram'] = 'counter'
+    labels: tuple[str, ...] = ()
+    attribute: str = ''
+
+
+_EXPORT: Final = 'export'
+
+
+def _exported(description: str, **export: Any) -> dict[str, _Export]:
+    """Declare that exporters have a field, of a number, of a histogram or of a dict of these."""
+    return {_EXPORT: _Export(description, **export)}
 
 
 class _Fields:
@@ -84,10 +108,15 @@ class _Fields:
                 setattr(self, name, own + value)
 
     def clear(self) -> None:
-        """Begin at zero."""
+        """Begin at zero. Dicts of metrics keep these, to which other modules refer."""
         fresh = type(self)()
         for name in self.__slots__:
-            setattr(self, name, getattr(fresh, name))
+            value = getattr(self, name)
+            parts = [part for part in value.values() if isinstance(part, _Fields)] if isinstance(value, dict) else []
+            for part in parts:
+                part.clear()
+            if not parts:
+                setattr(self, name, getattr(fresh, name))
 
 
 def _copy(value: Any) -> Any:
@@ -171,14 +200,25 @@ class StoreMetrics(_Fields):
     """
 
     ok: int = 0
-    failures: dict[str, int] = dataclasses.field(default_factory=dict)
-    retries: dict[str, int] = dataclasses.field(default_factory=dict)
-    hedges: int = 0
-    bytes: int = 0
-    in_flight: int = 0
-    connections: int = 0
-    connects: int = 0
-    first_byte: Histogram = dataclasses.field(default_factory=Histogram)
+    failures: dict[str, int] = dataclasses.field(
+        default_factory=dict,
+        metadata=_exported(
+            'Requests that ended, by outcome.', name='requests', labels=('outcome',), attribute='outcomes'
+        ),
+    )
+    retries: dict[str, int] = dataclasses.field(
+        default_factory=dict, metadata=_exported('Attempts repeated, by cause.', labels=('cause',))
+    )
+    hedges: int = dataclasses.field(default=0, metadata=_exported('Requests sent again because the first was late.'))
+    bytes: int = dataclasses.field(default=0, metadata=_exported('Bytes of replies.', name='received', unit='bytes'))
+    in_flight: int = dataclasses.field(
+        default=0, metadata=_exported('Requests in flight.', name='requests_in_flight', kind='gauge')
+    )
+    connections: int = dataclasses.field(default=0, metadata=_exported('Open connections.', kind='gauge'))
+    connects: int = dataclasses.field(default=0, metadata=_exported('Connections opened.'))
+    first_byte: Histogram = dataclasses.field(
+        default_factory=Histogram, metadata=_exported('Time until a reply began.', unit='seconds', kind='histogram')
+    )
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -208,8 +248,12 @@ class StageMetrics(_Fields):
       seconds: seconds, summed over threads and processes, and over the reads that are in progress at a time.
     """
 
-    count: int = 0
-    seconds: float = 0.0
+    count: int = dataclasses.field(
+        default=0, metadata=_exported('Datapoints computed by a timed stage.', name='stage_items')
+    )
+    seconds: float = dataclasses.field(
+        default=0.0, metadata=_exported('Time in a timed stage.', name='stage', unit='seconds')
+    )
 
 
 @dataclasses.dataclass(slots=True)
@@ -230,12 +274,20 @@ class Metrics(_Fields):
     """
 
     stores: dict[str, StoreMetrics] = dataclasses.field(default_factory=dict)
-    ranges: int = 0
-    cached: int = 0
-    block_hits: int = 0
-    block_misses: int = 0
-    wait: dict[str, Histogram] = dataclasses.field(default_factory=dict)
-    consumer: dict[str, Histogram] = dataclasses.field(default_factory=dict)
+    ranges: int = dataclasses.field(default=0, metadata=_exported('Byte ranges requested.'))
+    cached: int = dataclasses.field(default=0, metadata=_exported('Datapoints that a cache or a buffer had.'))
+    block_hits: int = dataclasses.field(default=0, metadata=_exported('Blocks read from the block cache.'))
+    block_misses: int = dataclasses.field(default=0, metadata=_exported('Blocks fetched for it.'))
+    wait: dict[str, Histogram] = dataclasses.field(
+        default_factory=dict,
+        metadata=_exported(
+            'Time that a consumer waited for an item.', unit='seconds', kind='histogram', labels=('iterator',)
+        ),
+    )
+    consumer: dict[str, Histogram] = dataclasses.field(
+        default_factory=dict,
+        metadata=_exported('Time between two items.', unit='seconds', kind='histogram', labels=('iterator',)),
+    )
     stages: dict[str, StageMetrics] = dataclasses.field(default_factory=dict)
 
     def store(self, root: str) -> StoreMetrics:
@@ -258,6 +310,12 @@ class Metrics(_Fields):
         """Return everything as plain data, for JSON; histograms as ``counts`` and ``sum``."""
         return dataclasses.asdict(self)
 
+
+_EXPORTS: Final = {
+    kind: {field.name: field.metadata[_EXPORT] for field in dataclasses.fields(kind) if _EXPORT in field.metadata}
+    for kind in (StoreMetrics, Metrics, StageMetrics)
+}
+_GAUGES: Final = {name for exports in _EXPORTS.values() for name, export in exports.items() if export.kind == 'gauge'}
 
 READ: Final = 'read '
 """Begin of the names of stages that are reads, each of a store."""
@@ -383,41 +441,21 @@ class Sample(NamedTuple):
 def samples() -> Iterator[Sample]:
     """Yield every metric of a snapshot. The names and labels are always the same; there may be no values yet."""
     now = snapshot()
-
-    def each(parts: Mapping[str, object], name: str) -> dict[tuple[str, ...], Any]:
-        return {(label,): getattr(part, name) for label, part in parts.items()}
-
-    def by_outcome(name: str) -> dict[tuple[str, ...], Any]:
-        return {
-            (label, outcome): count
-            for label, store in now.stores.items()
-            for outcome, count in getattr(store, name).items()
-        }
-
-    def single(histograms: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-        return {(label,): value for label, value in histograms.items()}
-
-    stores, stages = now.stores, now.stages
-    store, outcome, iterator, stage = ('store',), ('store', 'outcome'), ('iterator',), ('stage',)
-    late = 'Requests sent again because the first was late.'
-    yield from (
-        Sample('requests', 'counter', '', 'Requests that ended, by outcome.', outcome, by_outcome('outcomes')),
-        Sample('retries', 'counter', '', 'Attempts repeated, by cause.', ('store', 'cause'), by_outcome('retries')),
-        Sample('hedges', 'counter', '', late, store, each(stores, 'hedges')),
-        Sample('received', 'counter', 'bytes', 'Bytes of replies.', store, each(stores, 'bytes')),
-        Sample('requests_in_flight', 'gauge', '', 'Requests in flight.', store, each(stores, 'in_flight')),
-        Sample('connections', 'gauge', '', 'Open connections.', store, each(stores, 'connections')),
-        Sample('connects', 'counter', '', 'Connections opened.', store, each(stores, 'connects')),
-        Sample('first_byte', 'histogram', 'seconds', 'Time until a reply began.', store, each(stores, 'first_byte')),
-        Sample('ranges', 'counter', '', 'Byte ranges requested.', (), {(): now.ranges}),
-        Sample('cached', 'counter', '', 'Datapoints that a cache or a buffer had.', (), {(): now.cached}),
-        Sample('block_hits', 'counter', '', 'Blocks read from the block cache.', (), {(): now.block_hits}),
-        Sample('block_misses', 'counter', '', 'Blocks fetched for it.', (), {(): now.block_misses}),
-        Sample('wait', 'histogram', 'seconds', 'Time that a consumer waited for an item.', iterator, single(now.wait)),
-        Sample('consumer', 'histogram', 'seconds', 'Time between two items.', iterator, single(now.consumer)),
-        Sample('stage_items', 'counter', '', 'Datapoints computed by a timed stage.', stage, each(stages, 'count')),
-        Sample('stage', 'counter', 'seconds', 'Time in a timed stage.', stage, each(stages, 'seconds')),
-    )
+    parts: dict[Any, tuple[tuple[str, ...], dict[tuple[str, ...], Any]]] = {
+        StoreMetrics: (('store',), {(label,): store for label, store in now.stores.items()}),
+        Metrics: ((), {(): now}),
+        StageMetrics: (('stage',), {(label,): stage for label, stage in now.stages.items()}),
+    }
+    for kind, exports in _EXPORTS.items():
+        labels, owners = parts[kind]
+        for field, export in exports.items():
+            values: dict[tuple[str, ...], Any] = {}
+            for own, owner in owners.items():
+                value = getattr(owner, export.attribute or field)
+                values |= {(*own, key): item for key, item in value.items()} if export.labels else {own: value}
+            yield Sample(
+                export.name or field, export.kind, export.unit, export.description, labels + export.labels, values
+            )
 
 
 class Reports:
@@ -441,7 +479,5 @@ def reset() -> None:
     _lock = threading.RLock()
     _workers.clear()
     for metrics in (counters, _ended):
-        metrics.ranges = metrics.cached = metrics.block_hits = metrics.block_misses = 0
         metrics.stages.clear()
-        for part in (*metrics.stores.values(), *metrics.wait.values(), *metrics.consumer.values()):
-            part.clear()
+        metrics.clear()

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._support.indexing import MOST, Ints, check_integer
+from granular._support.lru import LRU
 
 MAX_SEED: Final = 2**32 - 1  # of pipelines, as in Grain: the keys of its cipher come from 32 bits
 
@@ -56,7 +57,7 @@ class Permutation:
     """
 
     def __init__(self) -> None:
-        self._cached: dict[tuple[int, int, int], Ints] = {}
+        self._cached: LRU[tuple[int, int, int], Ints] = LRU(_MAX_CACHED)
 
     def __reduce__(self) -> tuple[type['Permutation'], tuple[()]]:
         return type(self), ()
@@ -70,7 +71,7 @@ class Permutation:
         permutation = self._cached.get(key)
         if permutation is None:
             permutation = np.random.default_rng(seed=[seed, epoch % (1 << 64)]).permutation(np.arange(length))
-            _cache(self._cached, key, permutation, _MAX_CACHED)
+            self._cached.put(key, permutation)
         return permutation[positions]
 
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
@@ -244,8 +245,8 @@ class _Strata:
         # The last stratum is never shorter, so that it has a block in each window.
         self._short_window = int(_swap_or_not(self._sizes[last] - 1, self._sizes[last], self._keys[::-1, last])[0])
         self._after_short = self.start(self._short_window + 1)
-        self._indices: dict[int, Ints] = {}
-        self._blocks: dict[int, Ints] = {}
+        self._indices: LRU[int, Ints] = LRU(_CACHED_WINDOWS)
+        self._blocks: LRU[int, Ints] = LRU(_CACHED_WINDOWS)
 
     def start(self, window: int) -> int:
         """Return the position in the epoch at which a window begins."""
@@ -272,7 +273,7 @@ class _Strata:
             positions = window - (window > self._left_out[present])
             sizes = self._sizes[present]
             blocks = self._begins[present] + _swap_or_not(positions, sizes, self._keys[:, present])
-            _cache(self._blocks, window, blocks, _CACHED_WINDOWS)
+            self._blocks.put(window, blocks)
         return blocks
 
     def blocks_at(self, slots: Ints) -> Ints:
@@ -293,19 +294,13 @@ class _Strata:
             order = np.random.default_rng(seed=[self.seed, self.epoch, window]).permutation(size)
             slots, within = np.divmod(order, self.block)
             indices = blocks[slots] * self.block + within
-            _cache(self._indices, window, indices, _CACHED_WINDOWS)
+            self._indices.put(window, indices)
         return indices
 
 
 @functools.lru_cache(8)
 def _strata(length: int, block: int, window: int, seed: int, epoch: int) -> _Strata:
     return _Strata(length, block, window, seed, epoch)
-
-
-def _cache(table: dict[Any, Ints], key: Any, value: Ints, most: int) -> None:
-    for oldest in list(table)[: max(0, len(table) + 1 - most)]:  # a copy, as other threads may change it
-        table.pop(oldest, None)
-    table[key] = value
 
 
 def _power_of_two(value: float, most: int) -> int:

@@ -28,9 +28,7 @@ from sphinx.util.typing import stringify_annotation
 LOGGER = logging.getLogger(__name__)
 DOCS = Path(__file__).parent.parent
 ROOT = DOCS.parent
-BLOCK = re.compile(r'^```\{(include|examples)\} (\S+)\n((?::.*\n)*)```$', re.MULTILINE)
-OPTION = re.compile(r'^:([\w-]+):(?: "(.*)")?$', re.MULTILINE)
-HEADING = re.compile(r'\A#(?=# )|^#(?=##+ )', re.MULTILINE)
+BLOCK = re.compile(r'^```\{(include|examples)\} (\S+)\n```$', re.MULTILINE)
 CODE = re.compile(r'(^```.*?^```$|`[^`\n]+`)', re.MULTILINE | re.DOTALL)
 LINK = re.compile(r'\]\((?!\w+:)([^()#\s]+)(#[^()\s]*)?\)')
 
@@ -44,7 +42,7 @@ def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
 
 def included(env: BuildEnvironment, page: Path, block: re.Match[str]) -> str:
     """Return the text of an ``{include}`` or ``{examples}`` block."""
-    kind, name, options = block.groups()
+    kind, name = block.groups()
     path = (page.parent / name).resolve()
     if kind == 'examples':
         files = sorted(path.glob('*.py'))
@@ -53,14 +51,6 @@ def included(env: BuildEnvironment, page: Path, block: re.Match[str]) -> str:
         files, text = [path], path.read_text()
     for file in files:
         env.note_dependency(str(file))
-    for option, marker in OPTION.findall(options):
-        if option == 'promote':  # the first heading and those below the second level are one level up
-            text = ''.join(piece if i % 2 else HEADING.sub('', piece) for i, piece in enumerate(CODE.split(text)))
-            continue
-        before, found, after = text.partition(f'\n{marker}\n')
-        if not found:
-            LOGGER.warning('%s: %s has no line %r', page, name, marker)
-        text = {'end-before': before, 'start-after': after, 'start-at': f'{marker}\n{after}'}[option]
     return relink(text, path, page)
 
 

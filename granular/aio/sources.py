@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular._support.indexing import Ints, check_integer
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes import combinations
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.combinations import SourceChoice
@@ -79,8 +80,12 @@ class Transform(Element):
         call = 'Transform calls fn(datapoint, seed=[seed, step])'
         return call_checked(call, self.fn, datapoint, seed=[self._own_seed, index])
 
+    def line(self) -> Line:
+        seed = self._own_seed if type(self._own_seed) is int else str(self._own_seed)
+        return Line('Transform', function=name_of(self.fn), seed=seed)
+
     def describe(self) -> str:
-        return f'Transform({name_of(self.fn)}, seed={self._own_seed})'
+        return str(self.line())
 
 
 class Sample(Node):

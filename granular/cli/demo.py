@@ -80,11 +80,11 @@ def _stream(reader: granular.ShardedDatasetReader, out: 'Console', err: 'Console
     try:
         for i in _progress(range(batches), batches, 'read', err):
             if i == batches // 2:
-                state = loader.save()
+                state = loader.state_dict()
                 loader.close()
                 out.print(f'stopped and restored at step {state["step"]}', highlight=False)
                 loader = granular.Loader(source, batch=BATCH)
-                loader.load(state)
+                loader.load_state_dict(state)
             order.extend(next(loader)['index'].tolist())
         seconds, after = time.perf_counter() - began, granular.io_stats()
     finally:

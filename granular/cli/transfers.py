@@ -10,7 +10,7 @@ from rich.console import Console
 import granular
 from granular._support.text import counted
 from granular.aio.conversion.convert import Conversion, Engine
-from granular.aio.conversion.record_source import FORMATS
+from granular.aio.conversion.record_source import CONVERTED
 from granular.cli.commands import app, show_bytes, show_progress
 from granular.cli.describe import printable
 from granular.cli.options import Json, OpenPath, pairs, with_store_options
@@ -49,7 +49,7 @@ def convert(
         str, typer.Argument(metavar='SRC', help='A file, a pattern such as "data/*.parquet", or a folder.')
     ],
     target: Annotated[str, typer.Argument(metavar='DST', help='The folder of the dataset.', show_default=False)],
-    format: Annotated[str | None, typer.Option(help=f'The format of SRC: {", ".join(FORMATS)}.')] = None,
+    format: Annotated[str | None, typer.Option(help=f'The format of SRC: {", ".join(CONVERTED)}.')] = None,
     split: Annotated[
         str | None, typer.Option(help='The split of SRC, if it has files of several: train, validation or test.')
     ] = None,

@@ -1,9 +1,13 @@
-"""Bit-packed tables of numbers with random access: pure functions. docs/format.md describes the bytes.
+"""Bit-packed tables of numbers with random access: pure functions.
 
 A *table* holds ``n + 1`` numbers, such as the limits of ``n`` records, and a lookup returns two neighbours, such as the
-start and the stop of a record. Blocks of 128 records hold 129 numbers, so that both come from one block. A block is a
-line (base and slope) and the distances of its numbers from it, each of the same width in bits. 32 blocks make a page,
-which has a checksum and is read as a whole: first the heads of its blocks, then their distances, in words of 64 bits.
+start and the stop of a record. A table of 0 records has no page. Blocks of 128 records hold 129 numbers, so that both
+come from one block. A block is a line (base and slope) and the distances of its numbers from it, each of the same width
+in bits. 32 blocks make a page, which has a checksum and is read as a whole: first the heads of its blocks, then their
+distances, in words of 64 bits, which are little-endian. The head of a block is two words: an
+``i64`` base, and ``u32`` slope, ``u24`` position of the distances in words from the start of the page, ``u8`` width.
+Number ``j`` of a block is ``base + slope * j`` plus the ``width`` bits that begin at bit ``j * width`` of its
+distances, counted from the lowest bit of the first word.
 """
 
 from typing import Final

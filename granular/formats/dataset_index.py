@@ -1,7 +1,25 @@
-"""The index file of a sharded dataset: its directory and its footer. docs/format.md describes the bytes.
+"""The index file of a sharded dataset: its directory and its footer.
 
 An index names the objects of all shards, with their versions, and has a table (:mod:`granular.formats.bit_packing`) of
-the limits of each bag. In the refs layout it also has the references, unless datapoint i has record i.
+the limits of each bag. In the refs layout it also has the references, unless datapoint i has record i. The file, whose
+integers are little-endian:
+
+- the magic, ``granular-index-1``
+- the pages of the tables, in any order
+- the directory
+- a footer of 40 bytes: ``u64`` start and ``u64`` size of the directory, ``u32`` CRC32C of the directory, ``u32`` CRC32C
+  of the footer up to here, and the magic
+
+The directory, without padding:
+
+- ``u32`` size, and JSON of that size: ``{"layout": ..., "spec": ..., "shards": n}``
+- a row (``ROW``) for each bag, shard by shard: ``refs`` first, in the refs layout, and then the keys in sorted order
+- in the refs layout, ``u8`` for each shard and key, the kind: 0 if datapoint i has record i, 1 if the records of the
+  datapoints follow each other, 2 otherwise
+- a row (``PAGE_ROW``) for each page, table by table. The tables of a shard are the limits of each key and, in the refs
+  layout, two tables of references for each key: for kind 1 the limits of the datapoints in the records and nothing, for
+  kind 2 the first records and the numbers of records (the last of each is there twice), for kind 0 nothing
+- the version (ETag, generation) of the ``.bag`` of each bag, in UTF-8, one after the other
 """
 
 import dataclasses
@@ -176,7 +194,7 @@ def _parse(data: bytes, start: int, name: str) -> Directory:
 
 
 def _check_rows(rows: NDArray[Any], layout: Layout, name: str) -> None:
-    """Check that bags have the sizes that docs/format.md gives them."""
+    """Check that bags have the sizes that the format gives them."""
     records, datasize, version = (rows[field].astype(np.int64) for field in ('records', 'datasize', 'version'))
     table = rows['size'].astype(np.int64) - datasize
     versions = version == 3 if layout == 'columns' else (version == 1) | (version == 2)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._support.indexing import Ints, cut_to, indices_of
-from granular.errors import DecodeError, OutOfRangeError
+from granular.errors import DecodeError, OutOfRangeError, UnsupportedError
 from granular.formats.base import Buffer
 from granular.formats.codecs.videos import MAX_VIDEO, check_complete, frame_converter, pyav, video_type
 
@@ -33,6 +33,7 @@ class _Packets(NamedTuple):
     starts: Ints  # of their bytes in the file
     sizes: Ints
     are_keys: Ints  # 1 for those that need no other frame
+    durations: Ints
 
 
 class FrameTable:
@@ -63,6 +64,7 @@ class FrameTable:
                     packet.pos,
                     packet.size,
                     keys.get(packet.pos, packet.is_keyframe),
+                    packet.duration or 0,
                 )
                 for packet in packets
             ]
@@ -105,7 +107,7 @@ class FrameTable:
         """Return where the bytes begin and end of which frames are decoded; none if all of the file was given."""
         if self._data is not None:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        _, _, starts, sizes, _ = self._packets
+        starts, sizes = self._packets.starts, self._packets.sizes
         runs = self._runs(frames)
         return (
             np.array([starts[first : last + 1].min() for first, last in runs], np.int64),
@@ -152,6 +154,45 @@ class FrameTable:
                 raise DecodeError(f'frame {index} at {self.times[index]:.6g} seconds is damaged')
             return np.stack([found[time] for time in wanted.tolist()])
 
+    def cut_span(self, first: int, last: int) -> tuple[int, int]:
+        """Return where the bytes of consecutive frames begin and end in the file, as ``cut`` takes them.
+
+        Raises:
+          UnsupportedError: unless the first of them is a key, and is stored before the others, without others between.
+        """
+        starts, sizes = self._packets.starts, self._packets.sizes
+        packets = self._order[first : last + 1]
+        begin, end = int(packets[0]), int(packets.max()) + 1
+        if packets.min() != begin or end - begin != len(packets) or not self._packets.are_keys[begin]:
+            raise UnsupportedError(f'frames {first} to {last} of {len(self)} cannot be decoded without others')
+        return int(starts[begin:end].min()), int((starts + sizes)[begin:end].max())
+
+    def cut(self, first: int, last: int, start: float, span: bytes) -> bytes:
+        """Return an MP4 file that has consecutive frames as they are stored, shown as from some seconds on.
+
+        Args:
+          first, last: the frames.
+          start: seconds at which the file begins, at most those at which the first frame is shown.
+          span: the bytes of ``cut_span(first, last)``.
+        """
+        packets, out = self._packets, io.BytesIO()
+        begin, end = int(self._order[first]), int(self._order[first : last + 1].max())
+        shift = min(round(start * self._unit.denominator / self._unit.numerator), int(packets.shown[begin]))
+        muxing = {'fflags': '+bitexact'}  # without the version of FFmpeg
+        with (
+            _errors(self._size),
+            self._stream() as (_, stream),
+            pyav().open(out, 'w', format='mp4', options=muxing) as file,
+        ):
+            copied = file.add_stream_from_template(stream, opaque=True)  # which needs no encoder
+            for i, packet in enumerate(self._read(begin, end, span), begin):
+                packet.stream, packet.duration = copied, int(packets.durations[i])
+                packet.is_keyframe = bool(packets.are_keys[i])
+                packet.pts -= shift
+                packet.dts = packet.pts if packet.dts is None else packet.dts - shift
+                file.mux(packet)
+        return out.getvalue()
+
     def _decoded(self, stream: Any, frames: Ints, spans: Sequence[bytes]) -> Iterator[Any]:
         """Yield frames, each after those that it needs."""
         for number, (first, last) in enumerate(self._runs(frames)):
@@ -162,7 +203,7 @@ class FrameTable:
     def _read(self, first: int, last: int, span: bytes) -> Iterator[Any]:
         """Yield packets for the decoder."""
         av = pyav()
-        shown, decoded, starts, sizes, _ = self._packets
+        shown, decoded, starts, sizes, *_ = self._packets
         origin = int(starts[first : last + 1].min())
         for i in range(first, last + 1):
             at = int(starts[i]) - origin
@@ -189,7 +230,9 @@ class _File(io.RawIOBase):
     """A file of which some parts are known; all other bytes are zeros."""
 
     def __init__(self, size: int, parts: Sequence[Part]) -> None:
-        self._size, self._parts, self._at = size, parts, 0
+        self._size = size
+        self._parts = parts
+        self._at = 0
 
     def readable(self) -> bool:
         return True

@@ -6,6 +6,7 @@ The *limits* of a bag are an int64 array of N + 1 offsets, the first of them 0, 
 
 import bisect
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, Final, Literal
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from granular._support.indexing import Ints
 from granular.errors import CorruptBagError, CorruptDatasetError, InvalidArgumentError, SpecError
@@ -29,7 +31,12 @@ SUFFIXES: Final = ('.bag', '.idx', CHECKSUMS)  # of the files of a bag
 _KEY: Final = re.compile(r'[a-z_][A-Za-z0-9_.-]*')
 _KIND: Final = re.compile(r'[a-z_]')
 _SHARD: Final = re.compile(r'[0-9]{6}|[1-9][0-9]{6}')
-_PADDED: Final = 10**6  # shards whose names have six digits
+_NOTHING: Final = 0x90  # how msgpack begins an empty list, and with its length added one of fewer than 16 items
+_PAIR: Final = _NOTHING | 2
+_WIDE: Final = {1: 0xCC, 2: 0xCD, 4: 0xCE, 8: 0xCF}  # how msgpack begins a number of so many bytes
+_LEAST: Final = (1 << 7, 1 << 8, 1 << 16, 1 << 32)  # from which on a number has so many bytes
+_LONGEST: Final = 9  # more than the bytes of any number
+PADDED: Final = 10**6  # shards whose names have six digits
 
 
 # --- bags ---------------------------------------------------------------------------------------------------------
@@ -95,6 +102,108 @@ def pack_refs(refs: list[Any]) -> bytes:
     """Encode one datapoint for ``refs.bag``: an index per scalar, ``[first, count]`` or ``[]`` per sequence."""
     packed: bytes = msgpack.packb(refs)
     return packed
+
+
+def pack_many_refs(firsts: Ints, counts: Ints, many: Sequence[bool]) -> tuple[bytes, Ints]:
+    """Return what ``pack_refs`` returns for each of many datapoints, one behind the other, and where each begins and
+    ends.
+
+    Args:
+      firsts: the first records, of shape (datapoints, keys).
+      counts: the numbers of records, likewise; 1 for a key that is no sequence.
+      many: True for each key that is a sequence.
+    """
+    head = _refs_head(len(many))
+    tokens: list[tuple[Ints, Ints]] = []  # a number each, and its bytes: 0 if the datapoint has none
+    for first, count, is_many in zip(firsts.T, counts.T, many, strict=True):
+        if not is_many:
+            tokens.append((first, _packed_sizes(first)))
+            continue
+        filled = count > 0
+        tokens.append((np.where(filled, _PAIR, _NOTHING), np.ones_like(first)))
+        tokens += [(numbers, np.where(filled, _packed_sizes(numbers), 0)) for numbers in (first, count)]
+    sizes = len(head) + sum(size for _, size in tokens)
+    limits = np.append(0, np.cumsum(sizes))
+    out = np.empty(int(limits[-1]), np.uint8)
+    at = limits[:-1].copy()
+    for byte in head:
+        out[at] = byte
+        at += 1
+    for numbers, size in tokens:
+        own = size == 1
+        out[at[own]] = numbers[own]
+        for width, tag in _WIDE.items():
+            own = np.flatnonzero(size == 1 + width)
+            if len(own):
+                begins, values = at[own], numbers[own]
+                out[begins] = tag
+                for i in range(width):
+                    out[begins + 1 + i] = values >> 8 * (width - 1 - i) & 255
+        at += size
+    return out.tobytes(), limits
+
+
+def _refs_head(keys: int) -> bytes:
+    """Return how the references of a datapoint begin, as msgpack begins a list."""
+    return bytes([_NOTHING | keys]) if keys < 16 else b'\xdc' + keys.to_bytes(2, 'big')
+
+
+def _packed_sizes(numbers: Ints) -> Ints:
+    """Return the bytes that msgpack takes for numbers >= 0."""
+    return np.array([1, *(1 + width for width in _WIDE)])[np.searchsorted(_LEAST, numbers, side='right')]
+
+
+def unpack_many_refs(data: bytes, limits: Ints, spec: Mapping[str, str], name: str) -> tuple[Ints, Ints]:
+    """Return the result of ``unpack_refs`` for many records that begin and end at some offsets in ``data``."""
+    if (refs := _many_refs(data, limits, [is_sequence(kind) for kind in spec.values()])) is not None:
+        return refs
+    bounds = limits.tolist()
+    return unpack_refs([data[start:stop] for start, stop in itertools.pairwise(bounds)], spec, name)
+
+
+def _many_refs(data: bytes, limits: Ints, sequence: Sequence[bool]) -> tuple[Ints, Ints] | None:
+    """Return the references of datapoints as ``pack_many_refs`` packs them; None for any that were packed otherwise."""
+    buffer = np.frombuffer(data + bytes(_LONGEST), np.uint8)
+    at, ends = limits[:-1].copy(), limits[1:]
+    head = _refs_head(len(sequence))
+    if (ends - at < len(head)).any():
+        return None
+    for byte in head:
+        if (buffer[at] != byte).any():
+            return None
+        at += 1
+    firsts, counts = np.zeros((2, len(at), len(sequence)), np.int64)
+    for key, is_many in enumerate(sequence):
+        if not is_many:
+            counts[:, key] = 1
+            if not _take_numbers(buffer, at, ends, np.arange(len(at)), firsts[:, key]):
+                return None
+            continue
+        tags = buffer[at]
+        if not np.isin(tags, (_NOTHING, _PAIR)).all():
+            return None
+        at += 1
+        filled = np.flatnonzero(tags == _PAIR)
+        if not all(_take_numbers(buffer, at, ends, filled, out[:, key]) for out in (firsts, counts)):
+            return None
+    return (firsts, counts) if (at == ends).all() else None
+
+
+def _take_numbers(buffer: NDArray[np.uint8], at: Ints, ends: Ints, own: Ints, out: Ints) -> bool:
+    """Read a number of each of some datapoints, and move on behind it; return False if there is none."""
+    begins = at[own]
+    tags = buffer[begins].astype(np.int64)
+    widths = np.where(tags < _LEAST[0], 0, _LONGEST)
+    values = tags.copy()
+    for width, tag in _WIDE.items():
+        some = np.flatnonzero(tags == tag)
+        if len(some):
+            widths[some], values[some] = width, 0
+            for i in range(width):
+                values[some] = values[some] << 8 | buffer[begins[some] + 1 + i]
+    at[own] = begins + 1 + widths
+    out[own] = values
+    return not ((widths == _LONGEST) | (at[own] > ends[own]) | (values < 0)).any()
 
 
 def _scalar_refs(unpack: Callable[[bytes], Any], records: Sequence[bytes], keys: int) -> Ints | None:
@@ -220,5 +329,5 @@ def shard_numbers(names: Iterable[str]) -> list[int]:
     behind a gap, which the caller reports: beside fewer, it is something else, such as a date.
     """
     numbers = sorted({number for name in names if (number := shard_number(name)) is not None})
-    padded = bisect.bisect_left(numbers, _PADDED)
-    return numbers if padded >= _PADDED // 2 else numbers[:padded]
+    padded = bisect.bisect_left(numbers, PADDED)
+    return numbers if padded >= PADDED // 2 else numbers[:padded]

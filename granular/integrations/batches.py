@@ -346,8 +346,6 @@ class Batches(HandOver[Any], Closing):
         self._loop.load(state, changes)
         self._discard()
 
-    get_state, set_state = state_dict, load_state_dict
-
     def stats(self) -> dict[str, Any]:
         """Return the statistics of the loader or stream, which count also what was converted ahead."""
         return dict(self._of_iterator('stats')())

@@ -5,7 +5,7 @@ import operator
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from granular._support.other_names import refuse_unknown
 from granular.aio.runtime.lifecycle import AsyncResource, Publishing, ensure_open
@@ -20,12 +20,21 @@ R = TypeVar('R')
 F = TypeVar('F', bound=Callable[..., Any])
 
 
+_SPELLINGS: Final = (  # of the async API, and of the sync one
+    (r'granular\.aio\.', 'granular.'),
+    (r'await (\w+)\.get\((-?\w+)\)', r'\1[\2]'),
+    (r'await ([A-Z]\w+)\.open\(', r'\1('),
+    (r'async (with|for) ', r'\1 '),
+    (r'await ', ''),
+)
+
+
 def sync_doc(thing: object) -> str:
     """Return the docstring of an object of the async API, with examples for the sync API."""
-    doc = (thing.__doc__ or '').replace('granular.aio.', 'granular.').replace('async with ', 'with ')
-    doc = re.sub(r'await (\w+)\.get\((-?\w+)\)', r'\1[\2]', doc)
-    doc = re.sub(r'await ([A-Z]\w+)\.open\(', r'\1(', doc)
-    return doc.replace('async for ', 'for ').replace('await ', '')
+    doc = thing.__doc__ or ''
+    for ours, theirs in _SPELLINGS:
+        doc = re.sub(ours, theirs, doc)
+    return doc
 
 
 def documented_by(thing: object) -> Callable[[F], F]:

@@ -1,8 +1,8 @@
-"""The sync API of the readers and writers of :mod:`granular.aio.datasets`."""
+"""The sync API of the readers of :mod:`granular.aio.datasets`."""
 
 from granular._support.typing import Datapoint_co
-from granular.aio.datasets import reader, sharded_reader, sharded_writer, writer
-from granular.sync.base import A, SyncObject, blocking, constructing, passed_on
+from granular.aio.datasets import reader, sharded_reader
+from granular.sync.base import A, blocking, constructing, passed_on
 from granular.sync.readers import DatapointReader
 
 
@@ -11,6 +11,7 @@ class Datasets(DatapointReader[A, Datapoint_co]):
 
     spec: dict[str, str] = passed_on(reader.DatasetReader.spec)
     layout: str = passed_on(reader.DatasetReader.layout)
+    size: int = passed_on(reader.DatasetReader.size)
 
     available = blocking(reader.DatasetReader.available, immediate=True)
     sizes = blocking(reader.DatasetReader.sizes, immediate=True)
@@ -26,26 +27,3 @@ class ShardedDatasetReader(Datasets[sharded_reader.ShardedDatasetReader[Datapoin
     def __init__(self) -> None: ...
 
     shards: int = passed_on(sharded_reader.ShardedDatasetReader.shards)
-
-
-class Appending(SyncObject[A]):
-    """Base of the writers of a single dataset and of a sharded one."""
-
-    spec: dict[str, str] = passed_on(writer.DatasetWriter.spec)
-    size: int = passed_on(writer.DatasetWriter.size)
-    found: int = passed_on(sharded_writer.ShardedDatasetWriter.found)
-
-    append = blocking(writer.DatasetWriter.append, immediate=True)
-    flush = blocking(writer.DatasetWriter.flush, immediate=True)
-
-
-class DatasetWriter(Appending[writer.DatasetWriter]):
-    @constructing(writer.DatasetWriter)
-    def __init__(self) -> None: ...
-
-
-class ShardedDatasetWriter(Appending[sharded_writer.ShardedDatasetWriter]):
-    @constructing(sharded_writer.ShardedDatasetWriter)
-    def __init__(self) -> None: ...
-
-    shards: int = passed_on(sharded_writer.ShardedDatasetWriter.shards)

@@ -10,6 +10,7 @@ from granular._support.typing import Datapoint_co
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasources import detect, lerobot, windows
 from granular.aio.datasources.arrayrecord import source as arrayrecord
+from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.datasources.megatron import source as megatron
 from granular.aio.datasources.parquet import source as parquet
 from granular.aio.datasources.tfrecord import source as tfrecord
@@ -19,7 +20,7 @@ from granular.aio.runtime.portal import run
 from granular.sync.bags import BagReader
 from granular.sync.base import Batched, blocking, constructing, documented_by, passed_on, reopened
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
-from granular.sync.readers import Copyable, DatapointReader, RecordReader
+from granular.sync.readers import Copyable, DatapointReader, Reader, RecordReader
 
 
 class ArrayRecordDataSource(RecordReader[arrayrecord.ArrayRecordDataSource, bytes], Batched):
@@ -32,6 +33,7 @@ class LeRobotDataSource(DatapointReader[lerobot.LeRobotDataSource[Datapoint_co],
     def __init__(self) -> None: ...
 
     fields: tuple[str, ...] = passed_on(lerobot.LeRobotDataSource.fields)
+    size: int = passed_on(lerobot.LeRobotDataSource.size)
     fps: float = passed_on(lerobot.LeRobotDataSource.fps)
     sizes = blocking(lerobot.LeRobotDataSource.sizes, immediate=True)
 
@@ -41,6 +43,7 @@ class MegatronDataSource(DatapointReader[megatron.MegatronDataSource[Datapoint_c
     def __init__(self) -> None: ...
 
     fields: tuple[str, ...] = passed_on(megatron.MegatronDataSource.fields)
+    size: int = passed_on(megatron.MegatronDataSource.size)
     dtype: np.dtype[Any] = passed_on(megatron.MegatronDataSource.dtype)
     sizes = blocking(megatron.MegatronDataSource.sizes, immediate=True)
 
@@ -50,6 +53,7 @@ class ParquetDataSource(DatapointReader[parquet.ParquetDataSource[Datapoint_co],
     def __init__(self) -> None: ...
 
     columns: tuple[str, ...] = passed_on(parquet.ParquetDataSource.columns)
+    size: int = passed_on(parquet.ParquetDataSource.size)
 
 
 class TFRecordDataSource(RecordReader[tfrecord.TFRecordDataSource, bytes], Copyable, Batched):
@@ -64,6 +68,7 @@ class WebDatasetDataSource(DatapointReader[webdataset.WebDatasetDataSource[Datap
     def __init__(self) -> None: ...
 
     fields: tuple[str, ...] = passed_on(webdataset.WebDatasetDataSource.fields)
+    size: int = passed_on(webdataset.WebDatasetDataSource.size)
 
 
 class Windows(RecordReader[windows.Windows, windows.Window], Batched):
@@ -75,11 +80,7 @@ Opened = DatasetReader | ShardedDatasetReader | Any
 """A reader of a dataset; Any stands for those of other files, so that programs use a dataset without a cast."""
 
 _CLASSES: Final[Mapping[str, Any]] = {
-    cls.__name__: cls
-    for cls in (
-        *(DatasetReader, ShardedDatasetReader, BagReader, LeRobotDataSource),
-        *(ArrayRecordDataSource, MegatronDataSource, ParquetDataSource, TFRecordDataSource, WebDatasetDataSource),
-    )
+    cls.__name__: cls for cls in (BagReader, *vars().values()) if isinstance(cls, type) and issubclass(cls, Reader)
 }
 
 
@@ -97,4 +98,5 @@ def open(  # noqa: A001
     counterpart = run(opening.coroutine, immediate=True)
     if not type(counterpart).__module__.startswith('granular.'):  # of another package
         return cast(Opened, counterpart)
-    return cast(Opened, reopened(_CLASSES[type(counterpart).__name__], counterpart))
+    general = DatapointReader if isinstance(counterpart, MaskedFiles) else RecordReader
+    return cast(Opened, reopened(_CLASSES.get(type(counterpart).__name__, general), counterpart))

@@ -43,10 +43,10 @@ class Loader(Unindexed, core.LoaderHandle, Closing):
     def __next__(self) -> Batch:
         return self._core.__next__()  # type: ignore[no-any-return]
 
-    def load(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
-        exclusively(self._core, lambda: self.aio.load(state, changes))
+    def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
+        exclusively(self._core, lambda: self.aio.load_state_dict(state, changes))
 
-    load_state_dict = load
+    load = load_state_dict
 
     def set_next_index(self, index: int) -> None:
         exclusively(self._core, lambda: self.aio.set_next_index(index))

@@ -144,10 +144,10 @@ class LoopOfLoader(Loop):
         return len(self.iterator)
 
     def state(self, mark: int) -> dict[str, Any]:
-        return {**self.iterator.save(), 'step': mark}
+        return {**self.iterator.state_dict(), 'step': mark}
 
     def load(self, state: Mapping[str, Any], changes: Sequence[Any]) -> None:
-        self.iterator.load(state, changes)
+        self.iterator.load_state_dict(state, changes)
 
     @property
     def epoch(self) -> int:

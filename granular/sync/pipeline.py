@@ -13,6 +13,7 @@ from granular._support.typing import Element_co
 from granular.aio.pipeline import map_dataset as core
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.execution.failures import without_failures
+from granular.aio.pipeline.map_dataset import MapOperations
 from granular.aio.pipeline.nodes.elements import Computed
 from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.origins import Origins, traced
@@ -45,7 +46,7 @@ def _operation(
     return operation
 
 
-class MapDataset(core.MapOperations[Element_co], Batched):
+class MapDataset(MapOperations[Element_co], Batched):
     """A lazy sequence of elements, each a pure function of its index, fetched many at a time.
 
     ::
@@ -114,7 +115,7 @@ class MapDataset(core.MapOperations[Element_co], Batched):
     def fetch(self, indices: ArrayLike) -> list[Element_co]:
         return without_failures(run(self._node.fetch(integers_of(indices, 'fetch')), immediate=True))
 
-    @documented_by(core.MapOperations.indices)
+    @documented_by(MapOperations.indices)
     def indices(self, steps: ArrayLike) -> Origins:
         return traced(self._node, steps)
 
@@ -127,7 +128,7 @@ class MapDataset(core.MapOperations[Element_co], Batched):
     def __iter__(self) -> DatasetIterator[Element_co]:
         return iter(self.to_iter_dataset())
 
-    if TYPE_CHECKING:  # the operations of both APIs return datasets of their own API
+    if TYPE_CHECKING:  # the types of elements
 
         @classmethod
         def source(cls, source: AnySource[T]) -> 'MapDataset[T]': ...
@@ -135,16 +136,14 @@ class MapDataset(core.MapOperations[Element_co], Batched):
         def range(cls, start: int, stop: int | None = None, step: int = 1) -> 'MapDataset[int]': ...
         @classmethod
         def mix(
-            cls, datasets: Sequence[core.MapOperations[T]], weights: Sequence[float] | None = None
+            cls, datasets: Sequence[MapOperations[T]], weights: Sequence[float] | None = None
         ) -> 'MapDataset[T]': ...
         @classmethod
-        def select_from_datasets(
-            cls, datasets: Sequence[core.MapOperations[T]], selection_map: Any
-        ) -> 'MapDataset[T]': ...
+        def select_from_datasets(cls, datasets: Sequence[MapOperations[T]], selection_map: Any) -> 'MapDataset[T]': ...
         @classmethod
-        def concatenate(cls, datasets: Sequence[core.MapOperations[T]]) -> 'MapDataset[T]': ...
+        def concatenate(cls, datasets: Sequence[MapOperations[T]]) -> 'MapDataset[T]': ...
         @classmethod
-        def zip(cls, datasets: Sequence[core.MapOperations[Any]]) -> 'MapDataset[tuple[Any, ...]]': ...
+        def zip(cls, datasets: Sequence[MapOperations[Any]]) -> 'MapDataset[tuple[Any, ...]]': ...
         def map(self, transform: MapFunction[Element_co, T]) -> 'MapDataset[T]': ...
         def map_with_index(self, transform: IndexedFunction[Element_co, T]) -> 'MapDataset[T]': ...
         def random_map(

@@ -12,8 +12,10 @@ from typing import Any, Final, TypeVar
 from granular._support.lazy import import_extra
 from granular._support.other_names import answering
 from granular._support.text import counted
-from granular.aio.pipeline.cursor import Cursor
-from granular.aio.pipeline.loader.loader import LoaderHandle, remaining_batches
+from granular.aio.pipeline.blocking_iterator import flows_of
+from granular.aio.pipeline.loader.loader import LoaderHandle, remaining_batches, running_part
+from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.summary import ExecutionSummary, StageSummary, Times
 from granular.errors import InvalidArgumentError
 from granular.metrics import io_stats, timing
@@ -64,6 +66,10 @@ def _close() -> None:
             generator.close()
 
 
+def _sources_of(flows: Iterable[Flow]) -> list[Source]:
+    return [source for flow in flows for source in flow.sources()]
+
+
 def _with_bar(items: Iterable[T], total: int | None, summary: bool) -> Generator[T, None, None]:
     from rich.console import Console
 
@@ -77,10 +83,8 @@ def _with_bar(items: Iterable[T], total: int | None, summary: bool) -> Generator
         own = str(getattr(getattr(type(iterator), 'stats', None), '__module__', '')).startswith('granular.')
         stats: Callable[[], dict[str, float]] = iterator.stats if own else dict
         console = Console(stderr=True)
-        # A stream, or a Loader, which is its own iterator.
-        cursor = getattr(iterator, '_cursor', None) or getattr(iterator, '_core', None)
-        flow = cursor.flow if isinstance(cursor, Cursor) else None
-        times = Times([] if flow is None else flow.sources())
+        flows = [running_part(iterator).flow] if isinstance(iterator, LoaderHandle) else flows_of(iterator)
+        times = Times(_sources_of(flows))
         start, waited, count = time.perf_counter(), 0.0, 0
         try:
             with (_line if console.is_jupyter else _bar)(console, total) as show:
@@ -95,8 +99,7 @@ def _with_bar(items: Iterable[T], total: int | None, summary: bool) -> Generator
         finally:
             if summary:
                 consumer = StageSummary('consumer', count, time.perf_counter() - start - waited, waited)
-                stages = [] if flow is None else times.stages(flow.sources())
-                table = ExecutionSummary([*times.parts(), *stages], [consumer])
+                table = ExecutionSummary([*times.parts(), *times.stages(_sources_of(flows))], [consumer])
                 console.print(str(table), highlight=False, soft_wrap=True)
                 totals = '\n'.join(f'{name:<18} {value:,.6g}' for name, value in stats().items())
                 console.print(totals, highlight=False)

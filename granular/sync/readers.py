@@ -5,12 +5,10 @@ from typing import Any, Final, Generic, Self, SupportsIndex, overload
 
 from granular._support.typing import Datapoint_co
 from granular.aio.bags.reader import BagReader
-from granular.aio.datasets import reader as datasets
-from granular.aio.datasources.indexed_files import IndexedFiles
-from granular.aio.pipeline.data_source import OpenedDataSource
+from granular.aio.pipeline.data_source import MaskedSource, OpenedDataSource
 from granular.aio.runtime.portal import run
 from granular.formats.display import Samples, html_summary
-from granular.sync.base import A, Batched, Blocking, SyncObject, documented_by, passed_on, reopened, wrapping
+from granular.sync.base import A, Batched, Blocking, SyncObject, documented_by, reopened, wrapping
 from granular.sync.iteration import Iteration
 
 _FACTS: Final = ('layout', 'shards', 'spec', 'columns', 'fields', 'size')
@@ -75,8 +73,6 @@ class RecordReader(Reader[A, Datapoint_co]):
 class DatapointReader(Reader[A, Datapoint_co], Copyable, Batched):
     """A reader of datapoints that are dicts, with access to single fields."""
 
-    size: int = passed_on(IndexedFiles.size)
-
     @overload
     def __getitem__(self, index: SupportsIndex) -> Datapoint_co: ...
     @overload
@@ -94,7 +90,7 @@ class DatapointReader(Reader[A, Datapoint_co], Copyable, Batched):
     def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
     @overload
     def get(self, index: slice | range, mask: Any = None) -> dict[str, list[Any]]: ...
-    @documented_by(datasets.DatapointReader.get)
+    @documented_by(MaskedSource.get)
     def get(self, index: SupportsIndex | slice | range, mask: Any = None) -> Any:
         return run(self.aio.get(index, mask), immediate=True)
 
@@ -102,6 +98,6 @@ class DatapointReader(Reader[A, Datapoint_co], Copyable, Batched):
     def fetch(self, indices: Any, mask: Any) -> list[dict[str, Any]]: ...
     @overload
     def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
-    @documented_by(datasets.DatapointReader.fetch)
+    @documented_by(MaskedSource.fetch)
     def fetch(self, indices: Any, mask: Any = None) -> list[Any]:
         return run(self.aio.fetch(indices, mask), immediate=True)

@@ -1,15 +1,16 @@
 """The folder that is shown: its tree, and the readers that are open in it."""
 
 import asyncio
-import collections
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from granular._support.lru import LRU
 from granular.aio.datasources import detect
 from granular.aio.datasources.discovery.names import format_of
-from granular.aio.paths.path import Path, expand_braces, is_pattern
+from granular.aio.datasources.lerobot import INFO
+from granular.aio.paths.path import Path, expand_braces, has_optional, is_pattern
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, ObjectChangedError, UnknownKeyError
 from granular.formats.layout import shard_numbers
@@ -47,7 +48,10 @@ class Library:
         # Tables of limits are not kept, so of a bag's end only its version and length are read.
         config = dataclasses.replace(store.config, tail=min(_TAIL, store.config.tail), memory=_IN_FLIGHT)
         self.root = Path.of(store.with_config(config), root.key)
-        self._holders: collections.OrderedDict[str, _Holder] = collections.OrderedDict()
+        self._holders: LRU[str, _Holder] = LRU(
+            _OPEN, in_use=lambda _, holder: holder.users > 0, evicted=lambda _, holder: self._unused.append(holder)
+        )
+        self._unused: list[_Holder] = []  # evicted, and not closed yet
 
     def path(self, relative: str) -> Path:
         """Return the path of a name under the root; raise ``InvalidArgumentError`` if it leads out of the root."""
@@ -80,15 +84,16 @@ class Library:
                 names.append({'name': name, 'folder': entry.is_dir, 'size': entry.size, 'format': _format(name)})
         folders = [entry['name'] for entry in names if entry['folder']]
         dataset = any(entry['name'] == 'spec.json' for entry in names) or bool(shard_numbers(folders))
+        dataset = dataset or ('meta' in folders and await has_optional(path / INFO))
         names.sort(key=lambda entry: (not entry['folder'], entry['name']))
         return {'path': relative, 'entries': names, 'more': more, 'kind': 'data' if dataset else 'folder'}
 
     @contextlib.asynccontextmanager
     async def use(self, relative: str) -> AsyncIterator[Source]:
         """Hold the open reader of a path. The readers that were used last stay open."""
-        holder = self._holders.setdefault(relative, _Holder())
-        self._holders.move_to_end(relative)
+        holder = self._holders.get(relative) or _Holder()
         holder.users += 1
+        self._holders.put(relative, holder)
         try:
             async with holder.lock:
                 if holder.source is None:
@@ -96,18 +101,17 @@ class Library:
             yield holder.source
         except ObjectChangedError:
             if self._holders.get(relative) is holder:  # the next use opens the data that is there now
-                del self._holders[relative]
+                self._holders.pop(relative)
             raise
         finally:
             holder.users -= 1
             if not holder.users and self._holders.get(relative) is not holder:
                 await holder.close()
             elif not holder.users and holder.source is None:
-                del self._holders[relative]
-            idle = [name for name, holder in self._holders.items() if not holder.users]
-            # All are taken out before the first is closed, when others may be used again.
-            for unused in [self._holders.pop(name) for name in idle[: max(0, len(self._holders) - _OPEN)]]:
-                await unused.close()
+                self._holders.pop(relative)
+            self._holders.trim(_OPEN)
+            while self._unused:
+                await self._unused.pop().close()
 
     async def describe(self, relative: str) -> dict[str, Any]:
         async with self.use(relative) as source:
@@ -122,7 +126,8 @@ class Library:
             return {'path': relative, 'url': f'{self.path(relative)}', 'length': source.length, **facts}
 
     async def aclose(self) -> None:
-        holders, self._holders = list(self._holders.values()), collections.OrderedDict()
+        holders = [holder for _, holder in self._holders.items()]
+        self._holders.clear()
         for holder in holders:
             await holder.close()
 

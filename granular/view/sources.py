@@ -22,6 +22,7 @@ from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards, compare_shards, open_listed
 from granular.aio.datasources.detect import Opened
 from granular.aio.datasources.indexed_files import MaskedFiles, fields_of
+from granular.aio.datasources.lerobot import LeRobotDataSource, fetch_stored, kinds_of
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.fanout import retry_if_corrupt
 from granular.config import MiB
@@ -267,14 +268,14 @@ class ForeignSource(Source):
         rest, step = indices, self.portion
         while len(rest):
             wanted, rest = rest[:step], rest[step:]
-            size = await offload(self._add, await self._fetch(wanted, keys), out, head)
+            size = await offload(self._add, await self._fetch(wanted, keys), out, slice(first, first + count), head)
             step = max(1, min(1024, BUDGET * len(wanted) // max(size, 1)))
         return out
 
     async def _fetch(self, indices: Ints, keys: Sequence[str]) -> list[Any]:
         """Return rows; an error takes the place of a value that is damaged."""
         try:
-            rows: list[Any] = await self.reader.fetch(indices, *(() if self._records else (list(keys),)))
+            rows = await self._fetch_rows(indices, keys)
         except (CorruptError, DatapointError) as error:
             if len(keys) > 1:
                 columns = [await self._fetch(indices, [key]) for key in keys]
@@ -287,20 +288,45 @@ class ForeignSource(Source):
             return [error if self._records else {keys[0]: error}]
         return rows
 
-    def _add(self, rows: Sequence[Any], out: dict[str, list[Located]], head: int | None) -> int:
-        """Append the values of rows, by key, with their first bytes. Returns the bytes of the rows."""
+    async def _fetch_rows(self, indices: Ints, keys: Sequence[str]) -> list[Any]:
+        rows: list[Any] = await self.reader.fetch(indices, *(() if self._records else (list(keys),)))
+        return rows
+
+    def _add(self, rows: Sequence[Any], out: dict[str, list[Located]], part: slice, head: int | None) -> int:
+        """Append the values of rows, by key, with their first bytes; of sequences, a part. Returns their bytes."""
         size = 0
         for row in rows:
             for key, located in out.items():
                 value = row if self._records else row.get(key)
+                kind = element(self.spec[key])
                 if isinstance(value, Exception):
-                    located.append(Located(None, [Value(0, None, 0, self.spec[key], error=reason(value))]))
+                    located.append(Located(None, [Value(0, None, 0, kind, error=reason(value))]))
                     continue
-                kind, data = as_record(value)
-                kind = self.spec[key] if kind == 'bytes' and self.spec[key] != 'value' else kind
-                located.append(Located(None, [Value(len(data), None, 0, kind, data[:head])]))
-                size += len(data)
+                many = is_sequence(self.spec[key])
+                values = [self._value(kind, *as_record(own), head) for own in (value[part] if many else [value])]
+                located.append(Located(len(value) if many else None, values))
+                size += sum(own.size for own in values)
         return size
+
+    @staticmethod
+    def _value(expected: str, kind: str, data: bytes, head: int | None) -> Value:
+        kind = expected if kind == 'bytes' and expected != 'value' else kind
+        return Value(len(data), None, 0, kind, data[:head])
+
+
+class EpisodeSource(ForeignSource):
+    """Episodes of LeRobot: a video for each camera, and an array, or a sequence of images or texts, with the steps."""
+
+    portion = 1
+
+    def __init__(self, reader: LeRobotDataSource[Any]) -> None:
+        super().__init__(reader)
+        self._records = False
+        types = {'video': 'mp4', 'image': 'png[]', 'string': 'utf8[]'}
+        self.spec = {key: types.get(kind, 'array') for key, kind in kinds_of(reader).items()}
+
+    async def _fetch_rows(self, indices: Ints, keys: Sequence[str]) -> list[Any]:
+        return await fetch_stored(self.reader, indices, keys)
 
 
 async def source_of(reader: Opened) -> Source:
@@ -309,6 +335,8 @@ async def source_of(reader: Opened) -> Source:
         return DatasetSource(reader)
     if isinstance(reader, BagReader):
         return RecordSource(reader)
+    if isinstance(reader, LeRobotDataSource):
+        return EpisodeSource(reader)
     return ForeignSource(reader)
 
 

@@ -300,7 +300,7 @@ def test_secrets_of_an_invalid_endpoint_are_not_shown():
 
 def test_an_iterator_in_place_of_its_state_is_an_error_with_the_method(tmp_path):
     with iter(dataset.to_iter_dataset()) as iterator:
-        with pytest.raises(StateError, match=r'not plain JSON: .*: pass what its get_state\(\) returns$'):
+        with pytest.raises(StateError, match=r'not plain JSON: .*: pass what its state_dict\(\) returns$'):
             granular.save_state(tmp_path, iterator)
 
 

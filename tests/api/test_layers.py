@@ -55,7 +55,7 @@ LAYERS = (
         'metrics': 'counters and latency histograms',
         'testing': 'servers and checks for tests',
     },
-    {'_support': 'late imports, texts of messages, types, indices, names of other libraries'},
+    {'_support': 'late imports, texts of messages, types, indices, the LRU cache, names of other libraries'},
     {'errors': 'the tree of errors'},
 )
 
@@ -131,11 +131,10 @@ def test_imports_form_no_cycle(depth):
 
 def table():
     """Return the table of docs/architecture.md."""
-    lines = ['| layer | part | subject |', '| --- | --- | --- |']
+    lines = ['| layer | parts |', '| --- | --- |']
     for number, parts in enumerate(LAYERS):
-        for part, subject in parts.items():
-            place = part.replace('.', '/')
-            lines.append(f'| {len(LAYERS) - number} | `{place}` | {subject} |')
+        subjects = '<br>'.join(f'`{part.replace(".", "/")}`: {subject}' for part, subject in parts.items())
+        lines.append(f'| {len(LAYERS) - number} | {subjects} |')
     return '\n'.join(lines)
 
 

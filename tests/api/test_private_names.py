@@ -17,11 +17,13 @@ FOREIGN = {
     '_get_running_loop',  # asyncio
     '_getitems',  # Grain
     '_global_shutdown_lock',  # concurrent.futures.thread
+    '_is_jupyter',  # rich
     '_iterator',  # torchdata
     '_leave_task',  # asyncio
     '_log_destroy_pending',  # asyncio
     '_loop',  # asyncio
     '_ls',  # fsspec
+    '_NO_GCE_CHECK',  # google-auth
     '_parent',  # fsspec
     '_pid',  # fsspec
     '_replace',  # named tuples
@@ -37,11 +39,6 @@ FOREIGN = {
 # Tests of moments and bytes that no public name brings about.
 WHITE_BOX = {
     'caches/test_shared_cache.py': 'a process that is stopped while it holds the lock of the table',
-    'conversion/test_converting.py': 'the publication of a shard that fails while others are published',
-    'datasets/test_publishing.py': 'a moment between the verification of bags and their publication',
-    'http/test_connections.py': 'races in the pool of connections, between two turns of the loop',
-    'http/test_replies.py': 'a checksum of the optional package awscrt, found once in a process',
-    'robustness/fuzz/targets.py': 'the parser of cached indices, without the file system',
 }
 TESTS = {f'{file.relative_to(ROOT / "tests")}': file for file in (ROOT / 'tests').rglob('*.py')}
 
@@ -84,6 +81,10 @@ def foreign_uses(tree, strict):
             and not is_own(node.value)
         ):
             yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(('setattr', 'delattr', 'patch', 'object')):
+            texts = [text.value for text in node.args[:2] if isinstance(text, ast.Constant)]
+            names = [text.rpartition('.')[2] for text in texts if isinstance(text, str)]
+            yield from ((node.lineno, name) for name in names if is_private(name))
 
 
 def test_private_names_are_used_by_their_own_module_only():

@@ -7,29 +7,16 @@ import pytest
 import granular
 from granular import aio, sources
 
-FIELDS = (
-    'ClassFilterWrapper', 'KDConcatDataset', 'KDDataset', 'KDWrapper', 'ModeWrapper', 'OversamplingWrapper',
-    'PercentFilterWrapper', 'RepeatWrapper', 'ShuffleWrapper', 'SubsetWrapper',
-)  # fmt: skip
-SOURCES = ('Epochs', 'Transform', 'Sample', 'Truncate', 'Interleave', 'Mix')
 PAIRS = [
-    (getattr(granular, name), getattr(aio, name))
-    for name in (
-        'ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetIterator', 'DatasetReader', 'DatasetWriter',
-        'Loader', 'MapDataset', 'MegatronDataSource', 'ParquetDataSource', 'Path', 'TFRecordDataSource', 'Windows',
-        'WebDatasetDataSource',
-    )
-] + [
-    (granular.SharedMemoryCache, aio.SharedMemoryCache),
-    (granular.RedisCache, aio.RedisCache),
-    (granular.ShardedDatasetReader, aio.ShardedDatasetReader),
-    (granular.ShardedDatasetWriter, aio.ShardedDatasetWriter),
-    *((getattr(sources, name), getattr(aio.sources, name)) for name in SOURCES),
-    *((getattr(granular.kappadata, name), getattr(aio.kappadata, name)) for name in FIELDS),
-]  # fmt: skip
+    (getattr(blocking, name), getattr(awaited, name))
+    for blocking, awaited in ((granular, aio), (sources, aio.sources), (granular.kappadata, aio.kappadata))
+    for name in sorted({*dir(blocking)} & {*dir(awaited)})
+    if inspect.isclass(getattr(awaited, name)) and getattr(blocking, name) is not getattr(awaited, name)
+    if name != 'Source'  # here the base of the wrappers, there that of all nodes
+]
 
 # How async objects are opened and closed; the readers of parts; the attributes of a stage that the pipeline goes by.
-ONLY_ASYNC = {'abort', 'aclose', 'arguments', 'bags', 'choose', 'get', 'open', 'readers'} | {
+ONLY_ASYNC = {'abort', 'aclose', 'arguments', 'bags', 'choose', 'get', 'open', 'read', 'readers'} | {
     'call',
     'changed',
     'chosen',
@@ -43,6 +30,7 @@ ONLY_ASYNC = {'abort', 'aclose', 'arguments', 'bags', 'choose', 'get', 'open', '
     'keep_selections',
     'keeps_turns',
     'kept',
+    'line',
     'measure',
     'nbytes',
     'nullable_keys',
@@ -63,7 +51,7 @@ ONLY_ASYNC = {'abort', 'aclose', 'arguments', 'bags', 'choose', 'get', 'open', '
     'user_functions',
     'varies',
 }
-ONLY_SYNC = {'close', 'aio', 'endless', 'load_state_dict', 'seed', 'state_dict'}
+ONLY_SYNC = {'close', 'aio', 'endless', 'seed'}
 
 
 def public(cls):

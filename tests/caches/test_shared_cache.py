@@ -253,7 +253,7 @@ def test_killed_workers_leave_no_lock_and_no_partial_value(tmp_path):
 
 
 def test_stopped_lock_holder_does_not_block_readers(source, monkeypatch):
-    monkeypatch.setattr('granular.aio.caches.table._WAIT', 0.05)
+    monkeypatch.setattr('granular.aio.caches.table.WAIT', 0.05)
     with granular.SharedMemoryCache(source, label) as cache:
         child = os.fork()
         if child == 0:

@@ -19,6 +19,7 @@ from pyarrow import parquet
 
 import granular
 from granular.errors import GranularError
+from tests.datasources.test_lerobot import LEFT, write_v3
 from tests.support.fault_proxy import FaultProxy
 from tests.support.faults import FaultServer
 from tests.support.files import FORMATS, write_numbers
@@ -81,6 +82,14 @@ def test_sizes_of_files_come_with_their_listing(granular_cli, path, fakegcs, mon
         quiet = requests('verify', bucket)
         monkeypatch.setenv('FORCE_COLOR', '1')  # a terminal, on which progress is drawn
         assert requests('verify', bucket) - quiet < files
+
+
+def test_info_describes_episodes_of_lerobot(granular_cli, tmp_path):
+    write_v3(tmp_path / 'robots')
+    info = json.loads(granular_cli('info', tmp_path / 'robots', '--json')[1])
+    assert (info['kind'], info['datapoints'], info['keys'][LEFT]) == ('LeRobot', 3, {'type': 'mp4'})
+    code, out, err = granular_cli('convert', tmp_path / 'robots', tmp_path / 'ds', '--dry-run')
+    assert (code, 'lerobot' in out) == (0, True), err
 
 
 @pytest.mark.parametrize('command', ['info', 'ls', 'clean'])

@@ -20,7 +20,7 @@ from PIL import Image
 
 import granular
 from granular import aio
-from granular.aio.datasets.writer import DatasetWriter
+from granular.aio.stores import Store
 from granular.errors import (
     AlreadyExistsError,
     CorruptDatasetError,
@@ -562,17 +562,18 @@ async def test_concurrent_conversion_is_refused(tmp_path):
 
 
 async def test_full_shards_are_published_although_another_one_fails(tmp_path, monkeypatch):
-    failed, publish = asyncio.Event(), DatasetWriter._publish_spec
+    failed, write = asyncio.Event(), Store.write
 
-    async def fail(writer):
-        if writer.directory.name == '000002':
+    async def fail(store, key, *args, **options):
+        if key.endswith('/000002/spec.json'):
             failed.set()
             raise StoreError('odd')
-        await failed.wait()
-        await asyncio.sleep(0.1)
-        await publish(writer)
+        if key.endswith('/spec.json'):
+            await failed.wait()
+            await asyncio.sleep(0.1)
+        return await write(store, key, *args, **options)
 
-    monkeypatch.setattr(DatasetWriter, '_publish_spec', fail)
+    monkeypatch.setattr(Store, 'write', fail)
     with pytest.raises(StoreError, match='odd'):
         await aio.convert(map(datapoint, range(200)), tmp_path / 'x', shardlen=10)
     found = {path.parent.name for path in (tmp_path / 'x').rglob('spec.json')}

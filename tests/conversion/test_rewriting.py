@@ -361,6 +361,79 @@ def test_new_values_come_from_any_source(tmp_path):
     assert [row['texts'] for row in rows_of(tmp_path / 'texts')] == [[*point(i)['texts'], 'end'] for i in range(14)]
 
 
+@pytest.mark.parametrize(('count', 'keys'), [(66_000, 1), (300, 20)])
+def test_references_of_any_size_are_those_of_a_writer(count, keys, tmp_path):
+    """Numbers of records and of keys beyond each limit at which msgpack takes more bytes."""
+    spec = {**{f'key_{k:02}': 'bytes' for k in range(keys)}, 'texts': 'utf8[]'}
+    rows = [{key: b'%d' % i if key < 'texts' else ['t'] * (i % 3) for key in spec} for i in range(count)]
+    with granular.DatasetWriter(tmp_path / 'source', spec) as writer:
+        for row in rows:
+            writer.append(row, flush=False)
+    granular.rewrite(tmp_path / 'source', tmp_path / 'same')
+    assert contents(tmp_path / 'same') == contents(tmp_path / 'source')
+    granular.rewrite(tmp_path / 'source', tmp_path / 'fewer', exclude=[100, -5])
+    with granular.open(tmp_path / 'fewer') as reader:
+        assert len(reader) == count - 2
+        assert reader.fetch([0, 99, 100, 200, -5, -1]) == [rows[i] for i in (0, 99, 101, 201, -6, -1)]
+
+
+EXTREMES = [0, 1, -1, 127, 128, -128, -129, 255, 1 << 15, (1 << 15) - 1, -(1 << 31), 1 << 31, (1 << 63) - 1, -(1 << 63)]
+FLOATS = [0.0, -0.0, 1.5, np.nan, np.inf, -np.inf, 1e-40, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+
+
+@pytest.mark.parametrize(
+    ('kind', 'values'),
+    [
+        ('int', np.array(EXTREMES)),
+        ('int', np.arange(14, dtype=np.uint8) * 19),
+        ('int', np.arange(14, dtype='>u4') << 28),
+        ('int', np.arange(14, dtype=np.uint64) + (1 << 63)),  # one by one
+        ('i64', np.array(EXTREMES)),
+        ('u64', np.arange(14, dtype=np.uint64) + (1 << 63)),
+        ('float', np.array(FLOATS)),
+        ('float', np.array(FLOATS, np.float32)),
+        ('float', np.array(FLOATS, '>f2')),
+        ('bool', np.arange(14) % 3 == 0),
+        ('array', np.arange(14, dtype=np.float32)),
+        ('array', np.arange(28, dtype='>i2').reshape(14, 2)),
+        ('array', np.asfortranarray(np.random.default_rng(0).random((14, 3, 100)))),
+        ('array', np.zeros((14, 0))),
+        ('array', np.arange(28).reshape(14, 2) % 3 == 0),
+        ('array', np.arange(28).reshape(14, 2).astype(complex)),
+        ('array', np.arange(28).reshape(14, 2).astype('M8[s]')),
+        ('array', np.array([[f'{i}', 'x'] for i in range(14)])),
+    ],
+    ids=lambda value: f'{value.dtype.str}{value.shape[1:]}' if isinstance(value, np.ndarray) else value,
+)
+def test_values_of_an_array_are_stored_as_one_by_one(kind, values, tmp_path):
+    source = make(tmp_path / 'source')
+    for name, table in (('array', values), ('list', list(values)), ('function', lambda label: values[label])):
+        options = {'keep': [0, 2, 3, 13], 'shards': 2} if name != 'function' else {}
+        granular.rewrite(source, tmp_path / name, values={'new': table}, spec={'new': kind}, **options)
+    assert contents(tmp_path / 'array') == contents(tmp_path / 'list')
+    np.save(tmp_path / 'values.npy', values)
+    table = np.load(tmp_path / 'values.npy', mmap_mode='r')
+    granular.rewrite(
+        source, tmp_path / 'mapped', values={'new': table}, spec={'new': kind}, keep=[0, 2, 3, 13], shards=2
+    )
+    assert contents(tmp_path / 'mapped') == contents(tmp_path / 'list')
+    found = [row['new'] for row in rows_of(tmp_path / 'array')]
+    assert np.array_equal(np.array(found), values[[0, 2, 3, 13]], equal_nan=values.dtype.kind == 'f')
+
+
+def test_numbers_that_do_not_fit_are_refused(tmp_path):
+    source = make(tmp_path / 'source')
+    values = np.arange(14) - 3
+    with pytest.raises(EncodeError, match=r"datapoint 0, key 'new': not encoded as 'u64'.*-3 does not fit"):
+        granular.rewrite(source, tmp_path / 'target', values={'new': values}, spec={'new': 'u64'})
+    masked = np.ma.masked_array(np.arange(28.0).reshape(14, 2), mask=[[False, True]] * 14)
+    with pytest.raises(EncodeError, match='expected an array without a mask'):
+        granular.rewrite(source, tmp_path / 'target', values={'new': masked}, spec={'new': 'array'})
+    doubled = {**granular.encoders, 'int': lambda value: granular.encoders['int'](2 * value)}
+    granular.rewrite(source, tmp_path / 'target', values={'new': np.arange(14)}, encoders=doubled)
+    assert [row['new'] for row in rows_of(tmp_path / 'target')] == list(range(0, 28, 2))
+
+
 MISTAKES = [
     ({'keep': [0, 14]}, OutOfRangeError, r'keep: .*source: index 14 is out of range: expected -14 to 13'),
     ({'exclude': [3, 4, 3]}, InvalidArgumentError, r'exclude: index 3 is there twice, at 0 and 2'),
@@ -388,8 +461,12 @@ MISTAKES = [
     ),
     ({'spec': {'label': 'utf8'}}, InvalidArgumentError, r"spec: \['label'\] have no new values"),
     ({'drop': ['lable']}, UnknownKeyError, r"drop: \['lable'\] are no keys of .*source"),
-    ({'drop': 'label'}, InvalidArgumentError, r"drop: expected a list of keys, got 'label'"),
+    ({'drop': 'label'}, InvalidArgumentError, r"drop: expected a list of keys such as \['.*'\], got 'label'"),
+    ({'drop': None}, InvalidArgumentError, r"drop: expected a list of keys such as \['.*'\], got None"),
     ({'drop': list(SPEC)}, InvalidArgumentError, r'drop: leaves no key'),
+    ({'values': {'label': None}}, InvalidArgumentError, r"values\['label'\]: NoneType is not a source"),
+    ({'values': {'label': iter([1])}}, InvalidArgumentError, r"values\['label'\]: list_iterator is not a source"),
+    ({'keep': [], 'shards': 3}, InvalidArgumentError, r'shards: expected at most one for each of the 0 datapoints'),
     (
         {'drop': ['label'], 'values': {'label': {}}},
         InvalidArgumentError,

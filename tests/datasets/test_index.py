@@ -174,7 +174,7 @@ def test_child_that_is_forked_while_pages_are_kept_reads(tmp_path):
 
         def pause(frame, event, arg):
             # Within the block of the lock, in which another thread may fork.
-            if event == 'c_call' and frame.f_code.co_name == '_keep' and arg.__name__ == 'pop':
+            if event == 'call' and frame.f_code.co_qualname == 'LRU.put':
                 sys.setprofile(None)
                 keeping.set()
                 forked.wait()
@@ -501,6 +501,18 @@ def test_copied_datasets_are_read_by_their_index(tmp_path, bucket, layout, liste
                 assert [len(shard) for shard in reader.aio.readers] == [10, 10, 10]
         with granular.ShardedDatasetReader(copy, granular.decoders, index=False) as reader:
             assert list(reader) == expected
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_copy_on_a_web_server_is_read_by_its_index(http, layout, caplog):
+    """The page of a folder tells the names of its files, but neither sizes nor versions."""
+    place = http.place()
+    write(http.folder / place.key / 'ds', range(30), layout, shardlen=10, index=True)
+    with granular.ShardedDatasetReader(place / 'ds', granular.decoders) as reader:
+        assert is_indexed(reader)
+        assert list(reader) == [point(i, layout) for i in range(30)]
+        assert indexed_shards_of(reader.aio).own == {}
     assert warnings_of(caplog) == []
 
 

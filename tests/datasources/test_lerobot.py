@@ -180,7 +180,7 @@ def test_only_the_parts_with_the_frames_are_read(bucket, tmp_path):
         ({'data_path': '../{chunk_index}'}, CorruptDatasetError, 'expected names of files in it'),
         ({'data_path': '{chunk_index.nothing}'}, CorruptDatasetError, 'data_path'),
         ({'data_path': 'data/{chunk_index}'}, NotFoundError, 'data/0'),
-        ({'fps': 4}, DatapointError, r'episode 1: no frame at .* seconds: the video has 32 frames'),
+        ({'fps': 4}, DatapointError, r'episode 1, key .*left.: no frame at .* seconds: the video has 32 frames'),
     ],
 )
 def test_datasets_that_contradict_themselves_are_refused(tmp_path, info, error, message):

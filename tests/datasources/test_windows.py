@@ -363,8 +363,11 @@ def test_the_order_of_windows_is_that_of_any_dataset(tmp_path):
     [
         ({'text': 8}, {}, UnknownKeyError, r"the mask has \['text'\]"),
         ({'state': 0}, {}, InvalidArgumentError, "windows: 'state': expected an integer from 1 to .*, got 0"),
-        ({'state': (1, 1)}, {}, InvalidArgumentError, "windows: 'state': expected offsets .*, at least one"),
-        ({'state': [1 << 40]}, {}, InvalidArgumentError, "windows: 'state': expected offsets from"),
+        ({'state': (1, 1)}, {}, InvalidArgumentError, "windows: 'state': expected 1 to 67108864 offsets"),
+        ({'state': 1 << 30}, {}, InvalidArgumentError, "windows: 'state': expected 1 to 67108864 offsets"),
+        ({'state': (0, 1 << 30)}, {}, InvalidArgumentError, "windows: 'state': expected 1 to 67108864 offsets"),
+        ({'state': range(1 << 30)}, {}, InvalidArgumentError, "windows: 'state': expected 1 to 67108864 offsets"),
+        ({'state': [1 << 40]}, {}, InvalidArgumentError, "windows: 'state': expected .* offsets from -1073741824 to"),
         ({'state': (0, 1, 2)}, {}, InvalidArgumentError, r'expected a pair \(start, stop\)'),
         ({'state': False}, {}, InvalidArgumentError, "windows: 'state': expected an integer"),
         ({'state': [0.5]}, {}, InvalidArgumentError, "windows: 'state': seconds need fps="),

@@ -57,7 +57,8 @@ def written():
         while pending:
             name, node = pending.pop()
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                yield name, module, ast.get_docstring(node) or ''
+                if '::\n' in (docstring := ast.get_docstring(node, clean=False) or ''):
+                    yield name, module, docstring
                 pending += [(f'{name}.{child.name}', child) for child in node.body if hasattr(child, 'name')]
 
 
@@ -75,6 +76,8 @@ def derived():
 
 def examples(docstring):
     """Yield the indented blocks behind ``::``."""
+    if '::' not in docstring:
+        return
     lines = inspect.cleandoc(docstring).splitlines()
     for number, line in enumerate(lines):
         if line.endswith('::'):

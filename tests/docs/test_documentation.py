@@ -37,7 +37,6 @@ NOT_RUN = {
     'frameworks.md': 1,
     'images-clips-episodes.md': 1,
     'moving.md': 1,
-    'operations.md': 1,
     'sources.md': 1,
     'view.md': 3,
 }

@@ -174,21 +174,17 @@ A refusal is followed by what its message tells the user to pass.
 
 
 def table() -> str:
-    """Return the table of docs/frameworks.md, and the list of the cases that are not exact."""
-    lines = [f'| loader | {" | ".join(DRIVERS)} |', f'| --- |{" --- |" * len(DRIVERS)}']
-    for kind in KINDS:
-        lines.append(f'| `{kind}` | {" | ".join(_cell(driver, kind) for driver in DRIVERS)} |')
-    lines.append('')
+    """Return the table of docs/frameworks.md: for each driver, the loaders that are exact, and the other cases."""
+    lines = ['| framework | exact | as torch, or refused |', '| --- | --- | --- |']
     for driver in DRIVERS:
+        exact, inexact = [], []
         for kind in KINDS:
             by_verdict = collections.defaultdict(list)
             for case, what in SHOWN.get((driver, kind), {}).items():
                 by_verdict[what].append(case)
-            lines += [f'- {driver}, `{kind}`, {"; ".join(cases)}: {what}' for what, cases in by_verdict.items()]
+            if (driver, kind) in SHOWN and AS_TORCH not in by_verdict:
+                exact.append(f'`{kind}`')
+            for what, cases in by_verdict.items():
+                inexact.append(f'`{kind}` ({"; ".join(cases)}{"" if what == AS_TORCH else f": {what}"})')
+        lines.append(f'| {driver} | {", ".join(exact)} | {", ".join(inexact)} |')
     return '\n'.join(lines) + '\n'
-
-
-def _cell(driver: str, kind: str) -> str:
-    if (driver, kind) not in SHOWN:
-        return ''
-    return AS_TORCH if AS_TORCH in SHOWN[driver, kind].values() else EXACT

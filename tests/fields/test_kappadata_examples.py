@@ -4,7 +4,6 @@ import os
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import granular.kappadata as kappadata
@@ -81,7 +80,7 @@ class WithLabel(kappadata.KDWrapper):
         return self.dataset.getitem_y(idx, ctx)
 
 
-class Folder(torch.utils.data.Dataset):
+class Folder:
     """As ``torchvision.datasets.ImageFolder(root, loader=raw_image_loader)``: bytes and a class."""
 
     def __init__(self, root):

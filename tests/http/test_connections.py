@@ -1,7 +1,4 @@
-"""Replies that HTTP/1.1 allows, and replies that it does not.
-
-Tests of races look inside the pool: which connection it opens, keeps or watches cannot be timed from outside.
-"""
+"""Replies that HTTP/1.1 allows, and replies that it does not."""
 
 import asyncio
 import contextlib
@@ -26,6 +23,9 @@ from tests.support.faults import DATA, FaultServer
 
 # A busy machine takes its time: neither a timeout nor a hedge adds a request to those that are counted.
 QUICK = granular.IOConfig(backoff=0.01, read_timeout=3.0, first_byte_timeout=3.0, attempts=4, hedge=0.0)
+# With one request before, one request is hedged, and not twice, as soon as replies are known to be quick.
+HEDGED_ONCE = granular.IOConfig(hedge=0.6)
+QUICK_REPLIES = [0.001] * 100  # seconds
 IMPATIENT = granular.IOConfig(backoff=0.01, read_timeout=0.5, first_byte_timeout=0.5, attempts=4)
 
 
@@ -67,7 +67,7 @@ def test_connection_is_reused(server, line):
 
 
 def test_old_idle_connections_are_closed_and_not_used_again(server, monkeypatch):
-    monkeypatch.setattr('granular.aio.http.pool._KEEP', 0.0)
+    monkeypatch.setattr('granular.aio.http.pool.KEEP', 0.0)
     # The server has a label of its own, however many others this process has read from.
     monkeypatch.setattr('granular.metrics.MAX_LABELS', 1 + len(granular.metrics.snapshot().stores))
     for at in (10, 200):
@@ -196,7 +196,7 @@ async def pooled(server, config=QUICK):
 
 async def test_connection_lost_before_its_first_request_is_replaced(server, monkeypatch):
     remote, pool = await pooled(server)
-    connect, lost = pool._connect, []
+    connect, lost = pool.connect, []
 
     async def unlucky(origin):
         connection = await connect(origin)
@@ -206,8 +206,8 @@ async def test_connection_lost_before_its_first_request_is_replaced(server, monk
             await asyncio.sleep(0.05)
         return connection
 
-    monkeypatch.setattr(pool, '_connect', unlucky)
-    pool._idle.clear()
+    monkeypatch.setattr(pool, 'connect', unlucky)
+    monkeypatch.setattr('granular.aio.http.pool.KEEP', 0.0)  # the idle connection is not used again
     async with asyncio.timeout(60):
         assert await remote.read_range(10, 50) == DATA[10:50]
     assert lost
@@ -216,19 +216,16 @@ async def test_connection_lost_before_its_first_request_is_replaced(server, monk
 
 async def test_idle_connections_are_watched_after_a_connect(server, monkeypatch):
     remote, pool = await pooled(server, dataclasses.replace(IMPATIENT, retry_time=1.0))
-    look_up = pool._addresses
+    connect = pool.connect
 
     async def slowly(origin):
         for connection in list(pool.connections):
             connection.transport.abort()
-        await asyncio.sleep(0.05)
-        if pool._ticking is not None:  # it finds nothing to watch
-            pool._ticking.cancel()
-        pool._tick()
-        return await look_up(origin)
+        await asyncio.sleep(0.3)  # the timer finds nothing to watch, and ends
+        return await connect(origin)
 
-    monkeypatch.setattr(pool, '_addresses', lambda origin: asyncio.ensure_future(slowly(origin)))
-    pool._idle.clear()
+    monkeypatch.setattr(pool, 'connect', slowly)
+    monkeypatch.setattr('granular.aio.http.pool.KEEP', 0.0)
     server.script.extend(['hang'] * 9)
     async with asyncio.timeout(60):
         with pytest.raises(StoreTimeoutError):
@@ -332,7 +329,7 @@ def test_connects_of_cancelled_requests_are_dropped(server, loop):
 def test_connection_closed_before_the_request_is_reset(server, loop):
     async def main():
         pool, target = await pool_of(server)
-        connection = await pool._connect(target.origin)
+        connection = await pool.connect(target.origin)
         while not server.connections:
             await asyncio.sleep(0.01)
         server.hang_up()
@@ -409,9 +406,9 @@ class HeldServer(FaultServer):
 async def test_request_is_hedged_once_while_a_connection_is_opened_for_it():
     with HeldServer() as server:
         server.script.append(('held', 'good'))
-        remote = granular.aio.Path(f'{server.endpoint}/object')
+        remote = granular.aio.Path(f'{server.endpoint}/object', config=granular.IOConfig(hedge=1.0))
         pool = (await remote.store.client()).transport.pool
-        connect, attempts, opened = pool._connect, [], asyncio.Event()
+        connect, attempts, opened = pool.connect, [], asyncio.Event()
 
         async def connect_late(origin):
             attempts.append(origin)
@@ -419,8 +416,8 @@ async def test_request_is_hedged_once_while_a_connection_is_opened_for_it():
                 await opened.wait()
             return await connect(origin)
 
-        pool._connect, pool._spare = connect_late, 9.0
-        pool._slow, pool._judged = 0.0, time.monotonic()  # each request is slow, and is looked at every 20 ms
+        pool.connect = connect_late
+        pool.latencies.extend(QUICK_REPLIES)
         read = asyncio.ensure_future(remote.read_range(10, 50))
         while len(attempts) < 2:
             await asyncio.sleep(0.001)
@@ -447,14 +444,12 @@ async def test_connection_on_which_the_server_speaks_unasked_is_closed():
 
 async def test_first_reply_to_a_hedged_request_ends_the_others():
     with HeldServer() as server:
+        remote, pool = await pooled(server, HEDGED_ONCE)
         server.script.extend([('held', 'good'), 'held_within'])
-        remote = granular.aio.Path(f'{server.endpoint}/object', config=granular.IOConfig(hedge=0.0))
-        pool = (await remote.store.client()).transport.pool
+        pool.latencies.extend(QUICK_REPLIES)
         read = asyncio.ensure_future(remote.read_range(10, 50_000))
-        while not server.ranges:
+        while len(pool.connections) < 2:
             await asyncio.sleep(0.001)
-        (waiting,) = pool.connections
-        pool._hedge(waiting.exchange)
         while not any(connection.begun for connection in pool.connections):
             await asyncio.sleep(0.001)
         assert [connection.exchange is not None for connection in pool.connections] == [True]
@@ -465,29 +460,29 @@ async def test_first_reply_to_a_hedged_request_ends_the_others():
 
 async def test_hedge_is_not_sent_to_the_server_that_redirected_the_request():
     with HeldServer() as old, HeldServer() as new:
+        remote, pool = await pooled(old, HEDGED_ONCE)
         old.script.append(('held', 'redirect', f'{new.endpoint}/object'))
         new.script.append(('held', 'good'))
-        remote = granular.aio.Path(f'{old.endpoint}/object', config=granular.IOConfig(hedge=0.0))
-        pool = (await remote.store.client()).transport.pool
-        read = asyncio.ensure_future(remote.read_range(10, 50))
-        while not old.ranges:
-            await asyncio.sleep(0.001)
+        pool.latencies.extend(QUICK_REPLIES)
         (waiting,) = pool.connections
-        connect, connected = pool._connect, asyncio.Event()
+        connect, hedging, connected = pool.connect, asyncio.Event(), asyncio.Event()
 
         async def connect_late(origin):
             connection = await connect(origin)
             if origin == waiting.origin:
+                hedging.set()
                 await connected.wait()
             return connection
 
-        pool._connect = connect_late
-        pool._hedge(waiting.exchange)
+        pool.connect = connect_late
+        read = asyncio.ensure_future(remote.read_range(10, 50))
+        await hedging.wait()
         old.released.set()
         while not new.ranges:
             await asyncio.sleep(0.001)
         connected.set()
-        await asyncio.gather(*pool._hedging.values())
+        for _ in range(10):  # turns of the loop, in which the hedge would be sent
+            await asyncio.sleep(0)
         assert [connection.exchange is not None for connection in pool.connections].count(True) == 1
         new.released.set()
         assert await read == DATA[10:50]

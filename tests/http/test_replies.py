@@ -187,8 +187,8 @@ def test_crc64nvme_is_compared_with_awscrt(server, monkeypatch):
     module.crc64nvme = crc64nvme
     monkeypatch.setitem(sys.modules, 'awscrt', types.ModuleType('awscrt'))
     monkeypatch.setitem(sys.modules, 'awscrt.checksums', module)
-    monkeypatch.setattr(digests, '_DIGESTS', dict(digests._DIGESTS))  # what is found out about awscrt is cached
-    digests._find_crc64nvme.cache_clear()
+    monkeypatch.setattr(digests, 'DIGESTS', dict(digests.DIGESTS))  # what is found out about awscrt is cached
+    digests.find_crc64nvme.cache_clear()
     value = base64.b64encode(crc64nvme(FILES['data/a']).to_bytes(8, 'big')).decode()
     head = (
         f'HTTP/1.1 200 OK\r\nContent-Length: 4000\r\nETag: "x-2"\r\nx-amz-checksum-crc64nvme: {value}\r\n\r\n'.encode()
@@ -199,7 +199,7 @@ def test_crc64nvme_is_compared_with_awscrt(server, monkeypatch):
     server.script.extend([('raw', head + FILES['data/b'])] * 2)
     with pytest.raises(BadReplyError, match='crc64nvme'):
         (root / 'a').read_bytes()
-    digests._find_crc64nvme.cache_clear()
+    digests.find_crc64nvme.cache_clear()
 
 
 # --- content codings

@@ -116,8 +116,9 @@ def test_shards_share_every_global_batch():
 def test_states_resume_exactly():
     source = sources.Epochs(Numbers(30), seed=2)
     with granular.Loader(source, 4) as loader:
-        stages = loader.fingerprint()[:-1]
-        same = {'version': 4, 'seed': 2, 'pipeline': stages, 'round': 4}
+        lines = [{'stage': 'source', 'source': 'Numbers', 'elements': 30}, 'Epochs(seed=2, Permutation())']
+        assert loader.fingerprint() == ['Numbers of 30', lines[1], 'Loader(batch=4)']
+        same = {'version': 5, 'seed': 2, 'pipeline': lines, 'round': 4}
         described = {'stages': {'source': 'Numbers', 'length': 30, 'elements': 30}}
         assert loader.save() == {'step': 0, **same, **described}
         steps(loader, 3)

@@ -1,5 +1,7 @@
 """Operations of MapDatasets that are repeated infinitely: each works, or is refused by its name and with a remedy."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -172,3 +174,24 @@ def test_late_epochs_of_a_smaller_dataset_have_its_elements(make):
     shuffled = part.repeat().shuffle(seed=0)
     assert {shuffled[i] for i in range(50)} == expected
     assert set(part.fetch([-(2**63), 1 - 2**63, 2**63 - 2, 2**63 - 1])) == expected
+
+
+def test_a_host_of_whose_elements_none_remain_is_an_error():
+    def elements(dataset, host=0, hosts=2):
+        return iter(dataset.repeat().to_iter_dataset(shard_options=granular.ShardOptions(host, hosts)))
+
+    odd = MapDataset.range(10).exclude(range(0, 10, 2))
+    with elements(odd) as iterator:
+        for _ in range(2):
+            with pytest.raises(InvalidArgumentError, match=r'exclude\(5 .* all elements of host 0 of 2, which'):
+                next(iterator)
+    with elements(odd, 1) as iterator:
+        assert list(itertools.islice(iterator, 6)) == [1, 3, 5, 7, 9, 1]
+    with elements(odd.shuffle(seed=1)) as iterator:
+        assert len(list(itertools.islice(iterator, 30))) == 30
+    none = MapDataset.range(10).exclude(range(10)).shuffle(seed=1).map(str)
+    with elements(none, 0, 1) as iterator, pytest.raises(InvalidArgumentError, match='leaves out all elements, which'):
+        next(iterator)
+    rare = MapDataset.range(30_000).exclude(range(29_999))
+    with elements(rare, 0, 1) as iterator:
+        assert list(itertools.islice(iterator, 2)) == [29_999, 29_999]

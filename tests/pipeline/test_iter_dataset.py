@@ -220,7 +220,7 @@ def test_state_of_another_pipeline_names_the_difference():
     other = MapDataset.range(37).shuffle(seed=2).to_iter_dataset().filter(lambda x: x % 3).batch(4)
     with pytest.raises(StateError, match=r"stage 2 was 'shuffle\(seed=1, Index\(\)\)', and is 'shuffle\(seed=2"):
         iter(other).set_state(state)
-    with pytest.raises(StateError, match='expected what get_state'):
+    with pytest.raises(StateError, match='expected what state_dict'):
         iter(other).set_state({'step': 3})
     with pytest.raises(StateError, match='position of an element'):
         iter(MapDataset.range(3).to_iter_dataset()).set_state({'version': 3, 'state': 'x'})

@@ -63,10 +63,7 @@ def test_quickstart_example(directory):
             batch = next(dataset)
             assert batch['image'].shape == (8, 60, 80, 3)
         state = loader.save()
-        stages = loader.fingerprint()[:-1]
-        assert {name: state[name] for name in ('step', 'seed', 'pipeline')} == {
-            'step': 160, 'seed': 0, 'pipeline': stages,
-        }  # fmt: skip
+        assert (state['step'], state['seed']) == (160, 0)
         expected = next(dataset)['label']
         loader.load(state)
         assert (next(dataset)['label'] == expected).all()

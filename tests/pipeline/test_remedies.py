@@ -10,12 +10,10 @@ import granular
 from granular import IterDataset, MapDataset, ShardOptions
 from granular.aio.pipeline.position import FITS
 from granular.errors import StateError
+from tests.pipeline.compositions.stream_operations import DOCUMENTS, LENGTH, NUMBERS, STREAM_OPERATIONS, twice
 from tests.support.states import plain
 
-LENGTH = 60
-NUMBERS = MapDataset.range(LENGTH)
 EVEN = list(range(0, LENGTH, 2))
-DOCUMENTS = MapDataset.source([{'t': np.arange(10 * i, 10 * i + 3 + i % 5)} for i in range(1, 80)])
 
 
 def even(x):
@@ -28,20 +26,13 @@ def fail(x):
     return x
 
 
-def twice(x):
-    return [2 * x, 2 * x + 1]
-
-
-def length_of_parity(x):
-    return [x] * (1 + x % 2)
-
-
 def opened(x):
     return MapDataset.range(10 * x, 10 * x + 4)
 
 
 # By the name of a stage, and of its remedy: a pipeline that follows it, and after how many elements of a host to save.
 FOLLOWED = {
+    **{operation.names[0]: operation.remedies for operation in STREAM_OPERATIONS if operation.remedies},
     'to_iter_dataset, elements dropped': {
         'allow_nones': (lambda s: NUMBERS.filter(even).to_iter_dataset(shard_options=s, allow_nones=True), 5),
         'slice': (lambda s: NUMBERS.slice(EVEN).to_iter_dataset(shard_options=s), 5),
@@ -53,27 +44,8 @@ FOLLOWED = {
         'allow_nones': (lambda s: NUMBERS.filter(even).to_iter_dataset(shard_options=s, allow_nones=True).batch(3), 4),
         'slice': (lambda s: NUMBERS.slice(EVEN).to_iter_dataset(shard_options=s).batch(3), 4),
     },
-    'flat_map': {
-        'MapDataset': (
-            lambda s: NUMBERS.flat_map(twice, max_fan_out=2).to_iter_dataset(shard_options=s, allow_nones=True), 7,
-        ),
-        'of various lengths': (
-            lambda s: NUMBERS.flat_map(length_of_parity, max_fan_out=2).to_iter_dataset(
-                shard_options=s, allow_nones=True
-            ), 7,
-        ),
-    },
-    'rebatch': {'batch': (lambda s: NUMBERS.to_iter_dataset(shard_options=s).batch(4), 2)},
-    'window_shuffle': {
-        'MapDataset': (lambda s: NUMBERS.window_shuffle(8, seed=1).to_iter_dataset(shard_options=s), 5),
-        'between windows': (lambda s: NUMBERS.to_iter_dataset(shard_options=s).window_shuffle(4, seed=1), 8),
-    },
     'window_shuffle, shards of unequal length': {
         'drop_remainder': (lambda s: NUMBERS.to_iter_dataset(shard_options=even_shard(s)).window_shuffle(4, seed=1), 8),
-    },
-    'pack': {'shard_options': (lambda s: DOCUMENTS.to_iter_dataset().pack({'t': 9}, shard_options=s), 7)},
-    'cache': {
-        'without': (lambda s: NUMBERS.to_iter_dataset(shard_options=s).repeat(2), LENGTH // 2 + 4),
     },
     'repeat, shards of unequal length': {
         'drop_remainder': (lambda s: NUMBERS.to_iter_dataset(shard_options=even_shard(s)).repeat(2), LENGTH // 2 + 4),

@@ -1,6 +1,7 @@
 """Batches of remote readers, whose decoders and functions share a hop to a thread: results and errors are as before."""
 
 import collections
+import contextvars
 
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ import granular
 from granular.errors import DecodeError
 
 COUNT = 20
+decoded = contextvars.ContextVar('decoded', default=False)
 
 
 def decode(record):
+    decoded.set(True)  # for what is called in the same hop to a thread
     if record == b'7':
         raise ValueError('seven')
     return int(record)
@@ -63,3 +66,36 @@ def test_a_function_that_fails_is_called_once_for_each_datapoint(reader):
     with pytest.raises(KeyError) as caught:
         part.map(fail).batch(4, batch_fn=list)[0]
     assert 'while transforming the datapoint at index 2' in '\n'.join(caught.value.__notes__)
+
+
+SETS = {
+    'reader': lambda source: source[8:],
+    'shuffled': lambda source: source[8:].shuffle(seed=1),
+    'mix': lambda source: granular.MapDataset.mix([source[8:12], source[12:].shuffle(seed=1)], [0.3, 0.7]),
+    'concatenated': lambda source: granular.MapDataset.concatenate([source[8:12], source[12:]]),
+    'nested': lambda source: granular.MapDataset.mix([SETS['mix'](source), source[8:]]),
+    'with others': lambda source: granular.MapDataset.mix([source[8:], granular.MapDataset.source([{'n': 8}] * 12)]),
+}
+
+
+@pytest.mark.parametrize('kind', SETS)
+def test_decoders_and_functions_share_a_hop(reader, kind):
+    dataset = SETS[kind](granular.MapDataset.source(reader))
+    shared = []
+
+    def note(datapoint):
+        shared.append(decoded.get())
+        return datapoint['n']
+
+    with iter(dataset.map(note).to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=1))) as elements:
+        assert [*elements] == [one['n'] for one in dataset]
+    assert any(shared)  # not the first ones, which begin without an event loop
+
+
+def test_a_record_of_a_mix_that_is_not_decoded_is_left_out_alone(reader):
+    source = granular.MapDataset.source(reader)
+    mixed = granular.MapDataset.mix([source, source[5:]]).map(lambda one: one['n'])
+    expected = [n for pair in zip(range(COUNT), range(5, COUNT), strict=False) for n in pair if n != 7]
+    assert [*mixed.to_iter_dataset(on_error='skip')] == expected
+    with pytest.raises(DecodeError, match='datapoint 1'):
+        mixed.batch(len(mixed), batch_fn=list)[0]

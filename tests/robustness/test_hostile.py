@@ -411,7 +411,7 @@ def test_shards_of_seven_digits_count_beside_half_a_million(tmp_path, monkeypatc
         names = [*padded[:count], *map(layout.shard_name, others)]
         assert layout.shard_numbers(names) == [*numbers[:count], *others]
     # What is behind a gap is never left out silently.
-    monkeypatch.setattr(layout, '_PADDED', 4)
+    monkeypatch.setattr(layout, 'PADDED', 4)
     with granular.ShardedDatasetWriter(tmp_path, {'n': 'int'}, shardlen=1) as writer:
         for n in range(4):
             writer.append({'n': n})

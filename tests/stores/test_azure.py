@@ -124,7 +124,7 @@ def test_blobs_that_mark_folders(folder, azurite):
 def test_a_blob_and_a_folder_of_one_name_are_both_listed(folder, azurite, monkeypatch):
     from azure.storage.blob import BlobServiceClient
 
-    monkeypatch.setattr('granular.aio.stores.azure.store._PAGE', 1)
+    monkeypatch.setattr('granular.aio.stores.azure.store.PAGE', 1)
     for name in ('a', 'a/x', 'b-', 'b/x', 'c//x'):
         (folder / name).write_bytes(name.encode())
     store, key = folder.aio.store, folder.aio.key

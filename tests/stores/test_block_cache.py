@@ -267,7 +267,7 @@ def test_threads_record_blocks_of_one_pack_at_the_same_time(tmp_path):
 
 
 def test_stopped_lock_owner_does_not_block_other_processes(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(cache_folder, '_LOCK_TIMEOUT', 0.1)  # otherwise the test waits for seconds
+    monkeypatch.setattr(cache_folder, 'LOCK_TIMEOUT', 0.1)  # otherwise the test waits for seconds
     with FaultServer() as server:
         config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
         path = granular.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
@@ -283,7 +283,7 @@ def test_stopped_lock_owner_does_not_block_other_processes(tmp_path, monkeypatch
 
 
 def test_block_of_a_stopped_process_is_awaited_once_and_then_cached(tmp_path, monkeypatch):
-    monkeypatch.setattr('granular.aio.stores.block_cache.cache._FETCH_TIMEOUT', 0.05)  # otherwise the test waits for it
+    monkeypatch.setattr('granular.aio.stores.block_cache.cache.FETCH_TIMEOUT', 0.05)  # otherwise the test waits for it
     with FaultServer() as server:
         config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
         path = granular.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
@@ -299,7 +299,7 @@ def test_block_of_a_stopped_process_is_awaited_once_and_then_cached(tmp_path, mo
 
 @pytest.mark.parametrize('registered', [True, False])
 def test_block_that_a_task_of_a_stopped_loop_fetches_is_read_elsewhere(registered, tmp_path, monkeypatch):
-    monkeypatch.setattr('granular.aio.stores.block_cache.cache._FETCH_TIMEOUT', 0.05)  # otherwise the test waits for it
+    monkeypatch.setattr('granular.aio.stores.block_cache.cache.FETCH_TIMEOUT', 0.05)  # otherwise the test waits for it
     with FaultServer() as server:
         config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
         path = granular.aio.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
@@ -326,7 +326,7 @@ def test_block_that_a_task_of_a_stopped_loop_fetches_is_read_elsewhere(registere
 
 
 def test_forked_child_does_not_inherit_the_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_folder, '_LOCK_TIMEOUT', 0.1)  # otherwise the test waits for seconds
+    monkeypatch.setattr(cache_folder, 'LOCK_TIMEOUT', 0.1)  # otherwise the test waits for seconds
     one, another = Blocks(str(tmp_path), 8 * MB), Blocks(str(tmp_path), 8 * MB)
     waits, wakes = os.pipe()
     with one.folder.exclusive():

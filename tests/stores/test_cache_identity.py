@@ -340,9 +340,7 @@ def test_queries_that_select_content_separate_caches(suffix, redis_server, tmp_p
     with FaultServer(files=all_numbers_files(suffix)) as server:
         for key, numbers in NUMBERS.items():
             path = granular.Path(f'{server.endpoint}/bucket/{key}')
-            with (
-                granular.BagReader(path) if suffix == 'bag' else getattr(granular, FORMATS[suffix].source)(path)
-            ) as source:
+            with granular.BagReader(path) if suffix == 'bag' else FORMATS[suffix].opener()(path) as source:
                 with granular.RedisCache(source, redis_server.url, namespace=f'query-{tmp_path.name}') as cache:
                     assert numbers_in(cache) == [*numbers]
 
@@ -353,7 +351,7 @@ def test_queries_that_select_content_separate_the_files_of_a_pickled_source(suff
     with FaultServer(files=files) as server:
         server.etag_of = md5_etag
         paths = [granular.Path(f'{server.endpoint}/bucket/{key}') for key in NUMBERS]
-        with getattr(granular, FORMATS[suffix].source)(paths) as source:
+        with FORMATS[suffix].opener()(paths) as source:
             pickled = pickle.dumps(source)
             before = dict(files)
             for key in NUMBERS:

@@ -132,7 +132,7 @@ UNCHECKED = ('read', 'copy to a disk', 'write in parts', 'publish in parts')
 
 @pytest.mark.parametrize('name', [*READS, *WRITES])
 def test_operations_survive_one_fault_of_any_request(proxy, fakegcs, monkeypatch, tmp_path, name):
-    monkeypatch.setattr(gcs, '_PAGE', 2)  # otherwise a second page needs 1,001 objects
+    monkeypatch.setattr(gcs, 'PAGE', 2)  # otherwise a second page needs 1,001 objects
     call, expected = (READS | WRITES)[name]
     direct = write_files(fakegcs.place())
     call(proxied(proxy, direct), tmp_path / 'none')
@@ -200,7 +200,7 @@ def test_broken_second_page_is_not_the_end_of_a_listing(proxy, large_folder, fau
     ),
 )
 def test_no_operation_takes_a_broken_page_for_the_last(proxy, fakegcs, monkeypatch, tmp_path, name, fault):
-    monkeypatch.setattr(gcs, '_PAGE', 2)  # otherwise a second page needs 1,001 objects
+    monkeypatch.setattr(gcs, 'PAGE', 2)  # otherwise a second page needs 1,001 objects
     root = proxied(proxy, write_files(fakegcs.place()))
     proxy.plan = lambda call: fault if 'pageToken' in call.query else ''
     with pytest.raises(BadReplyError):
@@ -222,7 +222,7 @@ def edit_pages(change):
 
 @pytest.mark.parametrize('token', ['the same', 'another'])
 def test_endlessly_repeated_page_is_an_error(proxy, root, monkeypatch, token):
-    monkeypatch.setattr(listing, '_EMPTY_PAGES', 50)  # otherwise thousands of pages are requested
+    monkeypatch.setattr(listing, 'EMPTY_PAGES', 50)  # otherwise thousands of pages are requested
     write_files(root)
     count = itertools.count()
     proxy.edit = edit_pages(lambda page: page.update(nextPageToken='x' if token == 'the same' else f'x{next(count)}'))

@@ -175,7 +175,7 @@ def test_datasets_open_where_an_end_may_begin_before_the_object(store, tmp_path)
 
 
 def test_listing_of_empty_pages_with_new_tokens_ends(monkeypatch):
-    monkeypatch.setattr('granular.aio.stores.listing._EMPTY_PAGES', 50)  # otherwise thousands of pages are parsed
+    monkeypatch.setattr('granular.aio.stores.listing.EMPTY_PAGES', 50)  # otherwise thousands of pages are parsed
     listing = Listing('gs://bucket/a', 'a/', '/', True)
     page = {'kind': 'storage#objects', 'prefixes': ['a/c/']}
     assert gcsreplies.next_page(listing, answer({**page, 'nextPageToken': 'first'})).folders == ['a/c/']

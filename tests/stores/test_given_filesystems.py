@@ -8,20 +8,13 @@ import subprocess
 import sys
 import uuid
 
-import adlfs
-import aiobotocore.credentials
-import aiobotocore.session
 import fsspec
-import gcsfs.core
-import pyarrow.fs
 import pytest
-import s3fs
 from fsspec.asyn import get_loop
 from fsspec.implementations.cached import SimpleCacheFileSystem, WholeFileCacheFileSystem
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from google.oauth2.credentials import Credentials
 
 import granular
 from granular.errors import AccessDeniedError, InvalidArgumentError
@@ -41,15 +34,42 @@ def server():
         yield server
 
 
+# What takes long to import is imported by the tests that use it.
+
+
+def s3_filesystem(**options):
+    import s3fs
+
+    return s3fs.S3FileSystem(**options)
+
+
+def gcs_filesystem(**options):
+    import gcsfs.core
+
+    return gcsfs.core.GCSFileSystem(**options)
+
+
+def azure_filesystem(**options):
+    import adlfs
+
+    return adlfs.AzureBlobFileSystem(**options)
+
+
+def arrow_filesystem():
+    import pyarrow.fs
+
+    return pyarrow.fs.LocalFileSystem()
+
+
 def filesystem_of(server):
     """A file system of the usual package for a server."""
     options = {'skip_instance_cache': True}
     if server.scheme == 'gs':
-        return gcsfs.core.GCSFileSystem(token='anon', project='test', endpoint_url=server.endpoint, **options)
+        return gcs_filesystem(token='anon', project='test', endpoint_url=server.endpoint, **options)
     if server.scheme == 'az':
-        return adlfs.AzureBlobFileSystem(connection_string=server.connection_string, **options)
+        return azure_filesystem(connection_string=server.connection_string, **options)
     login = {name: server.options.get(name, 'any') for name in ('key', 'secret')}
-    return s3fs.S3FileSystem(endpoint_url=server.endpoint, **login, **options)
+    return s3_filesystem(endpoint_url=server.endpoint, **login, **options)
 
 
 @pytest.fixture(params=[*BUCKETS, 'memory', 'folder', 'web', 'local'])
@@ -136,6 +156,9 @@ def refreshing(server, valid, key=None, secret='planted-secret', token='planted-
         renewed = {'access_key': issued[-1], 'secret_key': secret, 'token': token}
         return {**renewed, 'expiry_time': expiry.isoformat()}
 
+    import aiobotocore.credentials
+    import aiobotocore.session
+
     class Provider:
         METHOD = CANONICAL_NAME = 'planted'
 
@@ -147,7 +170,7 @@ def refreshing(server, valid, key=None, secret='planted-secret', token='planted-
     session = aiobotocore.session.AioSession()
     resolver = aiobotocore.credentials.AioCredentialResolver([Provider()])
     session.register_component('credential_provider', resolver)
-    return s3fs.S3FileSystem(session=session, endpoint_url=server.endpoint, skip_instance_cache=True), issued
+    return s3_filesystem(session=session, endpoint_url=server.endpoint, skip_instance_cache=True), issued
 
 
 def test_keys_of_a_session_are_renewed_before_they_expire(server):
@@ -184,7 +207,7 @@ def test_keys_of_a_session_are_kept_while_they_are_valid(server):
 def test_refused_keys_of_a_session_are_looked_for_again(server, tmp_path, monkeypatch):
     keys = AmazonKeys(tmp_path / 'credentials')
     monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(keys.file))
-    fs = s3fs.S3FileSystem(endpoint_url=server.endpoint, skip_instance_cache=True)
+    fs = s3_filesystem(endpoint_url=server.endpoint, skip_instance_cache=True)
     path = granular.Path('s3://bucket/x', fs=fs, config=QUICK)
     assert path.read_range(1, 5) == DATA[1:5]
     server.renew = keys.renew
@@ -209,7 +232,7 @@ GIVEN = {
 
 @pytest.mark.parametrize('options', GIVEN.values(), ids=GIVEN)
 def test_given_keys_sign_requests_and_are_not_renewed(server, options):
-    fs = s3fs.S3FileSystem(endpoint_url=server.endpoint, skip_instance_cache=True, **options)
+    fs = s3_filesystem(endpoint_url=server.endpoint, skip_instance_cache=True, **options)
     path = granular.Path('s3://bucket/x', fs=fs, config=QUICK)
     assert path.read_range(1, 5) == DATA[1:5]
     assert keys_of(server) == ['PLANTEDKEY']
@@ -222,20 +245,20 @@ def test_given_keys_sign_requests_and_are_not_renewed(server, options):
 
 @pytest.mark.parametrize('pays', [False, True])
 def test_s3fs_without_the_attribute_requester_pays_is_honoured(server, pays):
-    fs = s3fs.S3FileSystem(endpoint_url=server.endpoint, skip_instance_cache=True, requester_pays=pays, **KEY)
+    fs = s3_filesystem(endpoint_url=server.endpoint, skip_instance_cache=True, requester_pays=pays, **KEY)
     vars(fs).pop('requester_pays', None)  # as in releases before 2026.9
     assert granular.Path('s3://bucket/x', fs=fs, config=QUICK).read_range(1, 5) == DATA[1:5]
     assert ('requester' in server.heads[0].values()) == pays
 
 
 def test_a_session_without_keys_is_an_error(server):
-    fs = s3fs.S3FileSystem(endpoint_url=server.endpoint, skip_instance_cache=True)
+    fs = s3_filesystem(endpoint_url=server.endpoint, skip_instance_cache=True)
     with pytest.raises(AccessDeniedError, match='no AWS credentials'):
         granular.Path('s3://bucket/x', fs=fs, config=QUICK).read_bytes()
 
 
 def test_error_of_a_spawned_process_says_that_given_keys_are_not_pickled(server):
-    fs = s3fs.S3FileSystem(endpoint_url=server.endpoint, skip_instance_cache=True, **KEY)
+    fs = s3_filesystem(endpoint_url=server.endpoint, skip_instance_cache=True, **KEY)
     for given in ({'fs': fs}, {'endpoint_url': server.endpoint, 'key': KEY['key'], 'secret': KEY['secret']}):
         path = pickle.loads(pickle.dumps(granular.Path('s3://bucket/x', config=QUICK, **given)))
         with pytest.raises(AccessDeniedError, match='key=, secret= and fs= are not pickled'):
@@ -243,13 +266,13 @@ def test_error_of_a_spawned_process_says_that_given_keys_are_not_pickled(server)
 
 
 def test_an_anonymous_filesystem_sends_no_keys(server):
-    fs = s3fs.S3FileSystem(anon=True, endpoint_url=server.endpoint, skip_instance_cache=True)
+    fs = s3_filesystem(anon=True, endpoint_url=server.endpoint, skip_instance_cache=True)
     assert granular.Path('s3://bucket/x', fs=fs, config=QUICK).read_range(1, 5) == DATA[1:5]
     assert server.authorized == ['']
 
 
 def test_tokens_of_gcsfs_are_renewed_and_replaced(server, tmp_path):
-    fs = gcsfs.core.GCSFileSystem(
+    fs = gcs_filesystem(
         token=google_key(tmp_path, server), project='test', endpoint_url=server.endpoint, skip_instance_cache=True
     )
     path = granular.Path('gs://bucket/x', fs=fs, config=QUICK)
@@ -257,6 +280,8 @@ def test_tokens_of_gcsfs_are_renewed_and_replaced(server, tmp_path):
     server.script.append('expire')
     assert path.read_range(1, 5) == DATA[1:5]
     assert fs.credentials.credentials.token == 'token-2'  # the file system has the new one as well
+    from google.oauth2.credentials import Credentials
+
     fs.credentials.connect(Credentials('ya29.other'))
     assert (path.parent / 'y').read_range(1, 5) == DATA[1:5]
     assert keys_of(server) == ['token-1', 'token-1', 'token-2', 'ya29.other']
@@ -267,7 +292,7 @@ def test_caches_tell_the_accounts_of_a_server_apart(server):
         return granular.Path('s3://bucket/x', **options).store.fingerprint
 
     def fingerprint_in(**options):
-        return fingerprint(fs=s3fs.S3FileSystem(endpoint_url=server.endpoint, **options))
+        return fingerprint(fs=s3_filesystem(endpoint_url=server.endpoint, **options))
 
     given = fingerprint_in(key='a', secret='b')
     sessions = [fingerprint(fs=refreshing(server, 60)[0]) for _ in range(2)]
@@ -283,13 +308,15 @@ def test_caches_tell_the_accounts_of_a_server_apart(server):
 
 def holding_secrets(server, tmp_path):
     """File systems that hold secrets, each with an address."""
+    from google.oauth2.credentials import Credentials
+
     web = HTTPFileSystem(headers={'Authorization': 'Bearer planted-token'}, skip_instance_cache=True)
     azure = {'account_name': 'any', 'account_key': 'cGxhbnRlZA==', 'skip_instance_cache': True}
     return {
-        's3://bucket/x': s3fs.S3FileSystem(endpoint_url=server.endpoint, skip_instance_cache=True, **KEY),
-        's3://bucket/y': s3fs.S3FileSystem(client_kwargs=GIVEN['client_kwargs']['client_kwargs']),
-        'gs://bucket/x': gcsfs.core.GCSFileSystem(token=Credentials('planted-token'), skip_instance_cache=True),
-        'az://bucket/x': adlfs.AzureBlobFileSystem(**azure),
+        's3://bucket/x': s3_filesystem(endpoint_url=server.endpoint, skip_instance_cache=True, **KEY),
+        's3://bucket/y': s3_filesystem(client_kwargs=GIVEN['client_kwargs']['client_kwargs']),
+        'gs://bucket/x': gcs_filesystem(token=Credentials('planted-token'), skip_instance_cache=True),
+        'az://bucket/x': azure_filesystem(**azure),
         'https://host/x': web,
         'dir://x': DirFileSystem('https://host', fs=web, skip_instance_cache=True),
     }
@@ -335,19 +362,19 @@ def test_forked_children_read_through_the_filesystem_of_their_parent(server, htt
 
 S3 = {'anon': True, 'endpoint_url': 'http://127.0.0.1:1'}
 REFUSED = {
-    'version_aware': (s3fs.S3FileSystem, {**S3, 'version_aware': True}),
-    'fixed_upload_size': (s3fs.S3FileSystem, {**S3, 'fixed_upload_size': True}),
-    'use_ssl': (s3fs.S3FileSystem, {'anon': True, 'use_ssl': False}),
-    'asynchronous': (s3fs.S3FileSystem, {**S3, 'asynchronous': True}),
-    'loop': (s3fs.S3FileSystem, {**S3, 'loop': get_loop()}),
-    'api_version': (s3fs.S3FileSystem, {**S3, 'client_kwargs': {'api_version': '2006-03-01'}}),
-    'client_cert': (s3fs.S3FileSystem, {**S3, 'config_kwargs': {'client_cert': '/cert.pem'}}),
-    'signature_version': (s3fs.S3FileSystem, {**S3, 'config_kwargs': {'signature_version': 's3'}}),
-    'SSECustomerKey': (s3fs.S3FileSystem, {**S3, 's3_additional_kwargs': {'SSECustomerKey': 'planted'}}),
-    'session_kwargs': (gcsfs.core.GCSFileSystem, {'token': 'anon', 'session_kwargs': {'trust_env': True}}),
-    'default_location': (gcsfs.core.GCSFileSystem, {'token': 'anon', 'default_location': 'US'}),
+    'version_aware': (s3_filesystem, {**S3, 'version_aware': True}),
+    'fixed_upload_size': (s3_filesystem, {**S3, 'fixed_upload_size': True}),
+    'use_ssl': (s3_filesystem, {'anon': True, 'use_ssl': False}),
+    'asynchronous': (s3_filesystem, {**S3, 'asynchronous': True}),
+    'loop': (s3_filesystem, {**S3, 'loop': get_loop()}),
+    'api_version': (s3_filesystem, {**S3, 'client_kwargs': {'api_version': '2006-03-01'}}),
+    'client_cert': (s3_filesystem, {**S3, 'config_kwargs': {'client_cert': '/cert.pem'}}),
+    'signature_version': (s3_filesystem, {**S3, 'config_kwargs': {'signature_version': 's3'}}),
+    'SSECustomerKey': (s3_filesystem, {**S3, 's3_additional_kwargs': {'SSECustomerKey': 'planted'}}),
+    'session_kwargs': (gcs_filesystem, {'token': 'anon', 'session_kwargs': {'trust_env': True}}),
+    'default_location': (gcs_filesystem, {'token': 'anon', 'default_location': 'US'}),
     'auto_mkdir': (LocalFileSystem, {'auto_mkdir': True}),
-    'version_aware of Azure': (adlfs.AzureBlobFileSystem, {'account_name': 'any', 'anon': True, 'version_aware': True}),
+    'version_aware of Azure': (azure_filesystem, {'account_name': 'any', 'anon': True, 'version_aware': True}),
 }
 
 
@@ -381,7 +408,7 @@ def test_options_that_cannot_be_honoured_are_named(name):
     ids=str,
 )
 def test_options_of_s3fs_are_those_of_a_path(options, expected):
-    fs = s3fs.S3FileSystem(**S3, **options, skip_instance_cache=True)
+    fs = s3_filesystem(**S3, **options, skip_instance_cache=True)
     assert granular.Path('s3://bucket/x', fs=fs) == granular.Path('s3://bucket/x', **S3, **expected)
 
 
@@ -397,14 +424,15 @@ def test_caching_filesystems_over_a_disk_take_its_paths(kind, tmp_path):
 @pytest.mark.parametrize(
     ('url', 'fs', 'options', 'message'),
     [
-        ('gs://bucket/x', s3fs.S3FileSystem(anon=True), {}, 'expected an address of the file system, s3:// or s3a://'),
-        ('s3://bucket/x', pyarrow.fs.LocalFileSystem(), {}, 'expected a file system of fsspec'),
+        ('gs://bucket/x', s3_filesystem, {}, 'expected an address of the file system, s3:// or s3a://'),
+        ('s3://bucket/x', arrow_filesystem, {}, 'expected a file system of fsspec'),
         ('s3://bucket/x', 's3', {}, 'expected a file system of fsspec, .* got str'),
-        ('s3://bucket/x', s3fs.S3FileSystem(anon=True), {'anon': True}, r"expected fs= or options .* \['anon'\]"),
-        (7, s3fs.S3FileSystem(anon=True), {}, 'expected an address in the file system, got int'),
+        ('s3://bucket/x', s3_filesystem, {'anon': True}, r"expected fs= or options .* \['anon'\]"),
+        (7, s3_filesystem, {}, 'expected an address in the file system, got int'),
     ],
     ids=['another scheme', 'pyarrow', 'text', 'options', 'number'],
 )
 def test_arguments_that_do_not_fit_are_explained(url, fs, options, message):
+    given = fs() if callable(fs) else fs
     with pytest.raises(InvalidArgumentError, match=message):
-        granular.Path(url, fs=fs, **options)
+        granular.Path(url, fs=given, **options)

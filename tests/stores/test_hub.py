@@ -149,7 +149,7 @@ def test_a_cancelled_read_leaves_the_lookup_of_a_file_to_the_others(place, serve
 
 
 def test_each_file_is_checked_where_more_are_read_than_are_remembered(place, server, monkeypatch):
-    monkeypatch.setattr('granular.aio.stores.hub._SIZES', 1)
+    monkeypatch.setattr('granular.aio.stores.hub.SIZES', 1)
     store, names = granular.aio.Path(str(place), config=CONFIG).store, ('data/a.bin', 'data/b c?.bin')
     read = asyncio.run(store.read_many([Request(name, [1], [9]) for name in names]))
     assert read == [FILES[name][1:9] for name in names]
@@ -225,7 +225,7 @@ def test_files_of_two_commits_are_two_files(server, suffix):
         paths.append(granular.Path(f'hf://datasets/me/twice/{name}'))
         paths[-1].read_bytes()  # looks up the commit
     for files in (paths, paths[::-1]):
-        with getattr(granular, FORMATS[suffix].source)(files) as source:
+        with FORMATS[suffix].opener()(files) as source:
             assert sorted(numbers_in(source)) == [1, 2, 3, 4, 5, 6]
 
 

@@ -740,7 +740,7 @@ def test_missing_botocore_names_the_extra(monkeypatch):
 
 @pytest.mark.parametrize(('kind', 'fault'), cover([['begin', 'copy_part', 'join', 'head']], [['lost', 'error']]))
 def test_large_objects_are_copied_in_parts_despite_faults(server, new_case, monkeypatch, kind, fault):
-    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', PART)  # otherwise the object needs 5 GiB
+    monkeypatch.setattr('granular.aio.stores.s3.copying.MAX_COPY', PART)  # otherwise the object needs 5 GiB
     case = new_case(writing)
     (case.direct / 'large').write_bytes(LARGE)
     server.plan(kind, [fault])
@@ -750,7 +750,7 @@ def test_large_objects_are_copied_in_parts_despite_faults(server, new_case, monk
 
 
 def test_copy_in_parts_keeps_headers_that_the_options_have_too(seaweed, monkeypatch):
-    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', 5 << 20)
+    monkeypatch.setattr('granular.aio.stores.s3.copying.MAX_COPY', 5 << 20)
     root = seaweed.place()
 
     def path(name, cache_control, content_type):
@@ -774,7 +774,7 @@ def test_source_replaced_while_it_is_copied_is_an_error(server, new_case, monkey
     with pytest.raises(ObjectChangedError):
         copying(case)
     assert all('x-amz-copy-source-if-match' in request.headers for request in server.requests if request.kind == 'copy')
-    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', PART)
+    monkeypatch.setattr('granular.aio.stores.s3.copying.MAX_COPY', PART)
     (case.direct / 'large').write_bytes(LARGE)
     server.plan('copy_part', stays=changed)
     with pytest.raises(ObjectChangedError):
@@ -785,7 +785,7 @@ def test_source_replaced_while_it_is_copied_is_an_error(server, new_case, monkey
 
 @pytest.mark.parametrize('operation', ['write', 'copy'])
 def test_upload_that_is_cancelled_while_it_begins_is_aborted(server, new_case, monkeypatch, operation):
-    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', PART)  # otherwise the object needs 5 GiB
+    monkeypatch.setattr('granular.aio.stores.s3.copying.MAX_COPY', PART)  # otherwise the object needs 5 GiB
     case, forward = new_case(writing), server.forward
     (case.direct / 'large').write_bytes(LARGE)
 
@@ -839,7 +839,7 @@ async def cancelled_at(server, call, kind):
     ('operation', 'kind'), [('put', 'put'), ('put', 'head'), ('join', 'join'), ('join', 'head'), ('copy', 'join')]
 )
 def test_cancelled_replacement_leaves_the_former_or_the_new_object(server, new_case, monkeypatch, operation, kind):
-    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', PART)  # otherwise the object needs 5 GiB
+    monkeypatch.setattr('granular.aio.stores.s3.copying.MAX_COPY', PART)  # otherwise the object needs 5 GiB
     case = new_case(writing)
     data = b'small' if operation == 'put' else LARGE
     (case.direct / 'source').write_bytes(data)

@@ -119,7 +119,7 @@ def test_directory_buckets_may_list_in_any_order():
 
 
 def test_endless_empty_pages_are_an_error(monkeypatch):
-    monkeypatch.setattr('granular.aio.stores.listing._EMPTY_PAGES', 50)  # otherwise thousands of pages are parsed
+    monkeypatch.setattr('granular.aio.stores.listing.EMPTY_PAGES', 50)  # otherwise thousands of pages are parsed
     assert listed(*(page('', f't{i}') for i in range(40)), page(contents('in/a'))) == ['in/a']
     with pytest.raises(BadReplyError, match='50 pages'):
         listed(*(page('', f't{i}') for i in range(99)))

@@ -14,6 +14,7 @@ import pyarrow
 from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import parquet
 
+import granular
 from granular.aio.datasources.discovery.names import pair_of
 from granular.formats import decode_example
 from tests.support.examples import encode, frame
@@ -82,6 +83,10 @@ class Format:
     record_of: Callable[[int], Any]
     stream: str = ''
     data_of: Callable[[Sequence[Any]], bytes] | None = None
+
+    def opener(self, api: Any = granular) -> Callable[..., Any]:
+        """Return the class of its data source, or ``open`` if the class is not public."""
+        return getattr(api, self.source, api.open)
 
     def files(self, name: str, records: Sequence[Any]) -> dict[str, bytes]:
         """Return the content of the files with these records by their names, of which this is the first."""

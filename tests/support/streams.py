@@ -91,7 +91,7 @@ def running(made: Any) -> Any:
 
 
 def save(iterator: Any) -> Any:
-    return iterator.save() if isinstance(iterator, granular.Loader) else iterator.get_state()
+    return iterator.state_dict()
 
 
 def consume(iterator: Iterator[Any], result: list[Any], most: int) -> None:

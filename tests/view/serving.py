@@ -3,8 +3,6 @@
 import asyncio
 import threading
 
-from granular.view import serve
-
 
 class Served:
     """A context in which a path is served. ``link`` has the token, ``origin`` has not."""
@@ -37,6 +35,8 @@ class Served:
             self._ready.set()
 
     async def _main(self):
+        from granular.view import serve  # here, as aiohttp takes long to import
+
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         async with serve(self._path.aio, self._port, self._names) as self.link:
             self._ready.set()

@@ -187,7 +187,7 @@ def test_image_or_video_for_which_memory_is_short_is_not_damaged(kind, tmp_path,
     def short(*args):
         raise MemoryError
 
-    monkeypatch.setattr('granular.view.pictures._fit', short)
+    monkeypatch.setattr('PIL.Image.Image.thumbnail', short)
     with Served(granular.Path(tmp_path)) as server:
         found = ask(server, '/api/search', path='ds', key='x', relation='damaged', text='').json
         assert (found['matches'], found['skipped']) == ([], 1)

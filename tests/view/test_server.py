@@ -28,6 +28,7 @@ from granular.view.names import Names
 from granular.view.search import Condition, search
 from granular.view.sources import source_of
 from granular.view.statistics import histograms
+from tests.datasources.test_lerobot import LEFT, WRIST, write_v2
 from tests.support.examples import frame
 from tests.support.programs import INTERRUPTIBLE, program
 from tests.support.servers import HTTPServer
@@ -526,6 +527,32 @@ def test_files_of_other_formats(tmp_path):
             ask(served, '/api/media', path='r.bag', key='record', index=1).headers['Content-Type']
             == 'application/octet-stream'
         )
+
+
+def test_episodes_of_lerobot_have_their_videos_and_images(tmp_path):
+    write_v2(tmp_path / 'robots')
+    left = (tmp_path / f'robots/videos/chunk-000/{LEFT}/episode_000001.mp4').read_bytes()
+    with Served(granular.Path(tmp_path)) as served:
+        assert ask(served, '/api/folder', path='robots').json['kind'] == 'data'
+        facts = ask(served, '/api/dataset', path='robots').json
+        assert (facts['kind'], facts['length']) == ('LeRobot', 3)
+        types = {row['key']: (row['type'], row['family']) for row in facts['keys']}
+        assert (types[LEFT], types[WRIST], types['reward']) == (
+            ('mp4', 'video'),
+            ('png[]', 'image'),
+            ('array', 'array'),
+        )
+        reply = ask(served, '/api/media', path='robots', key=LEFT, index=1)
+        assert (reply.headers['Content-Type'], reply.body) == ('video/mp4', left)
+        entries, files = ask(
+            served, '/api/pictures', path='robots', key=WRIST, index=1, **{'from': 3, 'count': 2}
+        ).files
+        assert [(entry['name'], entry['width'], entry['height']) for entry in entries] == [(3, 9, 8), (4, 9, 8)]
+        assert len(files) == 2
+        columns = ask(served, '/api/rows', path='robots').json['columns']
+        assert [(cell['text'], cell['length']) for cell in columns['task']] == [
+            ('task 0', 12), ('task 1', 20), ('task 0', 7),
+        ]  # fmt: skip
 
 
 def test_records_of_tfrecord_files(tmp_path):

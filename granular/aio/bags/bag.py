@@ -100,7 +100,12 @@ class Bag:
     def close(self) -> None:
         """Drop what is cached."""
         self.opened = self.immediate = False
-        self._limits = self._view = self.packed = self.tables = self.proof = self._table = None
+        self._limits = None
+        self._view = None
+        self.packed = None
+        self.tables = None
+        self.proof = None
+        self._table = None
         self.target = self.target._replace(kept=None)
         if self.path is not None:
             self.data = None
@@ -121,9 +126,13 @@ class Bag:
         With a proof, records are not read without waiting before ``confirm`` is called, once it was taken.
         """
         path = self.require_path()
-        self.version, self.length, self.size, self.datasize, pin, self.packed = state
-        self.target = _kept_open(path, pin)
-        self.files = [(path, FileIdentity(self.datasize if self.version == 3 else self.size, pin))]
+        self.version = state.version
+        self.length = state.records
+        self.size = state.size
+        self.datasize = state.datasize
+        self.packed = state.limits
+        self.target = _kept_open(path, state.pin)
+        self.files = [(path, FileIdentity(self.datasize if self.version == 3 else self.size, state.pin))]
         if self.packed is None:
             self._table = (path, self.datasize + (layout.LIMIT if self.version == 1 else 0), self.target)
         else:
@@ -190,9 +199,11 @@ class Bag:
 
     async def _open_state(self, state: BagState, path: Path) -> None:
         """Open the bag from cached state. The first read fails if the file was replaced since."""
-        self.version, self.size, self.datasize, pin, _, limits = state
-        self._keep_limits(limits)
-        self.target = self.target._replace(version=pin)
+        self.version = state.version
+        self.size = state.size
+        self.datasize = state.datasize
+        self._keep_limits(state.limits)
+        self.target = self.target._replace(version=state.pin)
         self.files = state.files(path)
         if self._cache_data:
             self.data = await self._read_data(path, self.files[0][1].size)

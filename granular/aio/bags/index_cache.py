@@ -35,9 +35,9 @@ from granular.formats.layout import check_limits
 
 T = TypeVar('T')
 
-_MAGIC: Final = b'granular-index-4'
-_SUM: Final = len(_MAGIC) + 8  # the checksum covers all bytes from here on
-_HEAD: Final = _SUM + 8
+MAGIC: Final = b'granular-index-4'
+SUM: Final = len(MAGIC) + 8  # the checksum covers all bytes from here on
+_HEAD: Final = SUM + 8
 
 
 class BagState(NamedTuple):
@@ -229,11 +229,11 @@ def load_tables(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | No
     finally:
         os.close(folder)
     try:
-        if bytes(view[: len(_MAGIC)]) != _MAGIC:
+        if bytes(view[: len(MAGIC)]) != MAGIC:
             raise ValueError('it has another magic')
-        if int.from_bytes(view[len(_MAGIC) : _SUM], 'little') != zlib.crc32(view[_SUM:]):
+        if int.from_bytes(view[len(MAGIC) : SUM], 'little') != zlib.crc32(view[SUM:]):
             raise ValueError('wrong checksum')
-        start = _HEAD + int.from_bytes(view[_SUM:_HEAD], 'little')
+        start = _HEAD + int.from_bytes(view[SUM:_HEAD], 'little')
         owner, address, rows = msgpack.unpackb(view[_HEAD:start], strict_map_key=False)
         if (owner, address) != (os.path.basename(file), name):
             raise ValueError(f'it is the index of {address}')
@@ -320,15 +320,15 @@ def save_tables(file: str, name: str, rows: Any, tables: Sequence[Ints]) -> None
 def _write_file(fd: int, head: bytes, tables: Sequence[Ints]) -> None:
     with open(fd, 'wb') as opened:
         front = len(head).to_bytes(8, 'little') + head
-        front += bytes(-(_SUM + len(front)) % 8)
-        opened.write(_MAGIC + bytes(_SUM - len(_MAGIC)) + front)
+        front += bytes(-(SUM + len(front)) % 8)
+        opened.write(MAGIC + bytes(SUM - len(MAGIC)) + front)
         total = zlib.crc32(front)
         for table in tables:
             data = memoryview(np.ascontiguousarray(table, '<i8').data).cast('B')
             opened.write(data)
             total = zlib.crc32(data, total)
-        opened.seek(len(_MAGIC))
-        opened.write(total.to_bytes(_SUM - len(_MAGIC), 'little'))
+        opened.seek(len(MAGIC))
+        opened.write(total.to_bytes(SUM - len(MAGIC), 'little'))
 
 
 def remove_file(file: str) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._support.text import logger
+from granular.aio.bags.records import Adjacent
 from granular.aio.paths.claims import is_claim
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
@@ -33,7 +34,7 @@ from granular.errors import (
     StoreError,
 )
 from granular.formats import layout
-from granular.formats.checksums import SUFFIX, checksums_of, crc32c
+from granular.formats.checksums import SUFFIX, checksums_in, crc32c
 
 _FULL: Final = MiB  # bytes buffered at most before they are written, even if the caller does not flush
 _CHUNK: Final = 8 * MiB  # bytes read at a time to compute checksums, or one record
@@ -195,25 +196,26 @@ class BagOutput(AsyncResource):
             self._pending.append(fresh)
             self._pending_size += len(fresh)
 
-    def extend(self, records: Sequence[bytes]) -> None:
+    def extend(self, records: Adjacent) -> None:
         """Append records to the buffer of a bag that resumes nothing, without writing them."""
         self._check_open()
         self._check_whole()
-        if not records:
+        count = len(records.limits) - 1
+        if not count:
             return
-        if self.length + len(records) > layout.MAX_RECORDS:
+        if self.length + count > layout.MAX_RECORDS:
             raise OutOfRangeError(f'{self.path}: the bag is full: it holds {layout.MAX_RECORDS} records')
-        sizes = list(map(len, records))
-        if self.version == 2 and not all(sizes):
+        if self.version == 2 and not np.diff(records.limits).all():
             self.version = 1
-        ends = self._offset + np.cumsum(sizes, dtype=np.int64)
-        self._ends.frombytes(ends.tobytes())
-        self._offset = int(ends[-1])
-        self.length += len(records)
+        self._ends.frombytes((self._offset + records.limits[1:]).tobytes())
+        self._offset += len(records.data)
+        self.length += count
         if self._sums is not None:
-            self._sums.frombytes(checksums_of(records).tobytes())
-        self._pending += records
-        self._pending_size += sum(sizes)
+            sums = checksums_in(records.data, records.limits) if records.sums is None else records.sums
+            self._sums.frombytes(sums.tobytes())
+        if records.data:
+            self._pending.append(records.data)
+            self._pending_size += len(records.data)
 
     @property
     def is_full(self) -> bool:
@@ -326,7 +328,7 @@ class BagOutput(AsyncResource):
         async def publish() -> None:
             await writer.close()
             self._writers.remove(writer)
-            self._published[path] = _Published(size, writer.version, writer)
+            self._note_published(path, size, writer)
 
         try:
             await finish_within(publish())
@@ -336,6 +338,10 @@ class BagOutput(AsyncResource):
             if path not in self._published:
                 self._uncertain[path] = _Published(-1, None, writer)
             raise
+
+    def _note_published(self, path: Path, size: int, writer: ObjectWriter | None = None) -> None:
+        """Note a file of this bag, which was written by a writer, or copied."""
+        self._published[path] = _Published(size, None if writer is None else writer.version, writer)
 
     @property
     def is_winner(self) -> bool:
@@ -371,7 +377,11 @@ class BagOutput(AsyncResource):
         uncertain = self._uncertain.items() if sole or self.is_winner else ()
         for path, published in [*uncertain, *reversed(self._published.items())]:
             stat = await path.store.find(path.key)
-            if stat is not None and published.version in (None, stat.version):
+            if stat is None or published.version not in (None, stat.version):
+                continue
+            if published.writer is None:
+                await path.store.delete([path.key])
+            else:
                 await withdraw(path, published.writer)
         self._published.clear()
 
@@ -426,7 +436,7 @@ class BagOutput(AsyncResource):
 class _Published:
     size: int
     version: str | None  # if known: that of its writer, or the one that was verified
-    writer: ObjectWriter
+    writer: ObjectWriter | None  # None of a copy
 
 
 async def withdraw(path: Path, writer: ObjectWriter) -> bool:

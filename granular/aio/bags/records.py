@@ -16,7 +16,7 @@ from granular.aio.stores.base import Target
 from granular.aio.stores.fanout import read_ranges
 from granular.config import MiB
 from granular.errors import CorruptBagError
-from granular.formats.checksums import check
+from granular.formats.checksums import Sums, check, checksums_in, compare
 
 FEW: Final = 8
 """Datapoints, or records, up to which each is read on its own if that need not wait, as planning would take longer;
@@ -137,10 +137,31 @@ class Adjacent(NamedTuple):
 
     data: bytes
     limits: Ints  # the offsets in ``data`` at which they begin and end, shape (records + 1,)
+    sums: Sums | None = None  # the checksum of each, if they were computed
+
+    @classmethod
+    def of(cls, records: Sequence[bytes]) -> Self:
+        return cls(b''.join(records), _limits_of(np.fromiter(map(len, records), np.int64, len(records))))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the records of some parts, at least one; with checksums if all parts have them."""
+        if len(parts) == 1:
+            return parts[0]
+        sizes = np.concatenate([np.diff(part.limits) for part in parts])
+        sums = [part.sums for part in parts if part.sums is not None]
+        joined = np.concatenate(sums) if len(sums) == len(parts) else None
+        return cls(b''.join([part.data for part in parts]), _limits_of(sizes), joined)
 
     def split(self) -> list[bytes]:
         limits = self.limits.tolist()
         return [self.data[start:stop] for start, stop in itertools.pairwise(limits)]
+
+    def taken(self, order: Ints) -> Self:
+        """Return the records at some positions, in their order."""
+        starts, stops = self.limits[order], self.limits[order + 1]
+        parts = map(memoryview(self.data).__getitem__, map(slice, starts.tolist(), stops.tolist()))
+        return type(self)(b''.join(parts), _limits_of(stops - starts), None if self.sums is None else self.sums[order])
 
 
 async def read_records(rows: Rows) -> list[bytes]:
@@ -165,6 +186,56 @@ async def read_records(rows: Rows) -> list[bytes]:
             else:
                 await offload(check, bag.sums, own, parts, bag.name)
     return records
+
+
+async def read_joined(rows: Rows) -> Adjacent:
+    """Read records of many bags as ``read_records``, into one buffer, without comparing their checksums.
+
+    Neighbours, and the gaps between them, are not told apart before they are in memory.
+    """
+    bags, owners, counts, indices = rows
+    if not len(indices):
+        return Adjacent(b'', np.zeros(1, np.int64))
+    starts, stops = await read_limits(rows)
+    if (sums_of(stops - starts, counts) > bags.datasizes[owners]).any():  # some repeat, or are damaged
+        return Adjacent.of(await read_records(rows))
+    limits, numbers = _limits_of(stops - starts), np.arange(len(owners)).repeat(counts)
+    (bag,) = bags.some(owners[:1])
+    max_gap = 0 if bag.path is None else bag.path.store.merge.max_gap
+    gaps, apart = starts[1:] - stops[:-1], numbers[1:] != numbers[:-1]
+    is_first = np.append(True, apart | (gaps < 0) | (gaps > max_gap))  # of a span
+    is_last = np.append(is_first[1:], True)
+    begins = starts[is_first]
+    spans = await read_parts(bags, owners, sums_of(is_first.astype(np.int64), counts), begins, stops[is_last])
+    begins_run = np.append(True, apart | (gaps != 0))
+    if begins_run.sum() > len(spans):
+        ends_run, of_span = np.append(begins_run[1:], True), np.cumsum(is_first) - 1
+        own = of_span[begins_run]
+        bounds = [(limit - begins[own]).tolist() for limit in (starts[begins_run], stops[ends_run])]
+        views = [memoryview(span) for span in spans]
+        spans = [views[i][start:stop] for i, start, stop in zip(own.tolist(), *bounds, strict=True)]
+    return Adjacent(spans[0] if len(spans) == 1 else await offload(b''.join, spans), limits)
+
+
+def compared(rows: Rows, records: Adjacent, summed: bool) -> Adjacent:
+    """Compare records with the checksums of those of their bags that have some. With ``summed``, or if they were
+    compared, return them with their checksums.
+    """
+    bags = rows.bags.special(rows.owners)
+    if not summed and not any(bag.sums is not None for bag in bags):
+        return records
+    found, at = checksums_in(records.data, records.limits), 0
+    for bag, own in rows.each():
+        if bag.sums is not None:
+            compare(bag.sums, own, found[at : at + len(own)], bag.name)
+        at += len(own)
+    return records._replace(sums=found)
+
+
+def _limits_of(sizes: Ints) -> Ints:
+    limits = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=limits[1:])
+    return limits
 
 
 async def read_adjacent(bag: Bag, indices: Ints) -> Adjacent | None:

@@ -50,9 +50,9 @@ class Cache(DataSource, Awaited, AsyncResource):
         self._upstream = convert(source)
         self._print = fingerprint
         self._options = {**options, 'transform': transform, 'pack': pack, 'unpack': unpack}
-        self._transform, self._pack, self._unpack = (
-            None if function is None else method_of(function, 'map') for function in (transform, pack, unpack)
-        )
+        self._transform = _called(transform)
+        self._pack = _called(pack)
+        self._unpack = _called(unpack)
         self._plain = transform is None and unpack is None  # without functions of the user, which run in threads
         self._length = -1
         self.sparse: bool = self._upstream.sparse
@@ -204,6 +204,10 @@ class Cache(DataSource, Awaited, AsyncResource):
             return [parts, [[None if fn is None else identity_of(fn) for fn in group] for group in functions]]
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f'{self!r}: {error}: pass fingerprint=') from error
+
+
+def _called(function: Function | None) -> Callable[..., Any] | None:
+    return None if function is None else method_of(function, 'map')
 
 
 def _roots(stage: Any) -> Iterator[Any]:

@@ -44,7 +44,7 @@ _COUNTERS: Final = ('hits', 'misses', 'not_kept')
 _FRONT: Final = _WORDS + _ROWS * _ROW
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _HEAD: Final = struct.Struct('<QQ')  # precedes each record: its length and its index
-_WAIT: Final = 1.0  # seconds that a writer waits for another one, whose process may be stopped
+WAIT: Final = 1.0  # seconds that a writer waits for another one, whose process may be stopped
 _PAUSE: Final = 30.0  # seconds after that in which no writer waits
 _POLL: Final = 0.001
 _CLOSED: Final = 'the cache was closed during the call'
@@ -166,7 +166,7 @@ class Table:
     def put(self, records: Sequence[tuple[int, bytes]]) -> None:
         """Store records that are not stored yet, while there is space and the table is open; blocks."""
         stored, words = 0, self._words
-        with self._writing.held(_WAIT) as acquired:
+        with self._writing.held(WAIT) as acquired:
             for index, record in records if acquired else ():
                 if words[_FRONT + index] or self._append(index, record):
                     stored += 1
@@ -193,7 +193,7 @@ class Table:
             return
         with self._counting, contextlib.suppress(ValueError):  # it was closed, as by the handler of a signal
             if self._pid != os.getpid():  # choose the row of counters of this process
-                with self._writing.held(_WAIT) as acquired:
+                with self._writing.held(WAIT) as acquired:
                     self._row = self._words[_PROCESSES]
                     self._words[_PROCESSES] += acquired
                 self._pid = os.getpid()

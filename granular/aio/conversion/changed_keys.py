@@ -10,6 +10,8 @@ from granular._support.indexing import Ints
 from granular.aio.conversion.dataset_sources import DatasetSources
 from granular.aio.conversion.new_values import NewValues
 from granular.aio.datasets.codec import Decoders, Encoders
+from granular.aio.datasets.column_reads import JoinedColumn
+from granular.aio.datasets.stored_columns import StoredColumn
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError, SpecError, UnknownKeyError
@@ -34,8 +36,8 @@ class ChangedKeys:
             if not isinstance(table, Mapping):
                 raise InvalidArgumentError(f'{argument}: expected a mapping by key, got {type(table).__name__}')
         values, rename, spec = tables.values()
-        if isinstance(drop, str):
-            raise InvalidArgumentError(f'drop: expected a list of keys, got {drop!r}: pass [{drop!r}]')
+        if isinstance(drop, str) or not isinstance(drop, Collection):
+            raise InvalidArgumentError(f'drop: expected a list of keys such as {list(own)[:1]}, got {drop!r:.100}')
         for argument, keys in (('drop', drop), ('rename', rename)):
             if unknown := [key for key in keys if key not in own]:
                 raise UnknownKeyError(f'{argument}: {unknown} are no keys of {name}, which has {list(own)}')
@@ -85,18 +87,29 @@ class ChangedKeys:
         rows = zip(*encoded.values(), strict=True)
         return [hashlib.sha256(msgpack.packb(row)).hexdigest()[:16] for row in rows]
 
-    async def new_records(
-        self, targets: Collection[str], indices: Ints, records: Mapping[str, list[Any]]
-    ) -> dict[str, list[Any]]:
+    async def new_columns(
+        self, targets: Collection[str], indices: Ints, columns: Mapping[str, JoinedColumn]
+    ) -> dict[str, StoredColumn]:
         """Return the records of the new values of some keys, given what is read for them."""
-        fetched = await gather([self.values[target].fetch(indices, records) for target in targets])
-        computed = dict(zip(targets, fetched, strict=True))
+        out: dict[str, StoredColumn] = {}
+        one_by_one = []
+        for target in targets:
+            if (rows := self.values[target].rows(indices)) is None:
+                one_by_one.append(target)
+            else:
+                out[target] = JoinedColumn(await offload(rows))
+        if not one_by_one:
+            return out
+        wanted = {key for target in one_by_one for key in self.values[target].keys}
+        records = {key: columns[key].by_datapoint() for key in wanted if key in columns}
+        fetched = await gather([self.values[target].fetch(indices, records) for target in one_by_one])
+        computed = dict(zip(one_by_one, fetched, strict=True))
         for target, values in computed.items():
             if len(values) != len(indices):
                 raise InvalidArgumentError(
                     f'values[{target!r}]: its source returned {len(values)} values for {len(indices)} indices'
                 )
-        return await offload(self._encode, computed, records, indices)
+        return {**out, **await offload(self._encode, computed, records, indices)}
 
     def _encode(
         self, computed: Mapping[str, list[Any]], records: Mapping[str, list[Any]], indices: Ints

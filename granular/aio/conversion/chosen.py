@@ -15,17 +15,22 @@ from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError
 
-_CHUNK: Final = 4 * MiB
+_CHUNK: Final = 8 * MiB
 _MAX_CHUNK: Final = 4096
-_AHEAD: Final = 2  # reads in flight
+
+AHEAD: Final = 2
+"""Reads in flight."""
 
 Chosen = Any
 """Indices, an array of booleans with one for each datapoint, or a function of keys that returns a boolean."""
 
 
-def chunk_of(sources: DatasetSources, keys: Any) -> int:
-    """Return how many datapoints are read at a time, of which some keys are read."""
+def chunk_of(sources: DatasetSources, keys: Any, rows: Ints | None = None) -> int:
+    """Return how many datapoints are read at a time, of which some keys are read: by default neighbours."""
     mean = sources.size_of(keys) // max(1, len(sources))
+    if rows is not None and len(rows):  # what lies between them is read, too, unless it is large
+        gap = mean * (int(rows.max()) - int(rows.min()) + 1 - len(rows)) // len(rows)
+        mean += gap if gap <= sources.max_gap else 0
     return max(1, min(_MAX_CHUNK, _CHUNK // max(1, mean)))
 
 
@@ -76,7 +81,7 @@ async def _results(argument: str, function: KeyFunction, sources: DatasetSources
         rows = np.arange(indices.start, indices.stop)
         return await offload(function.call, await sources.fetch(rows, keys), rows)
 
-    async with contextlib.aclosing(whole_pages(call, len(sources), step, _AHEAD)) as pages:
+    async with contextlib.aclosing(whole_pages(call, len(sources), step, AHEAD)) as pages:
         async for results in pages:
             if bad := [i for i, result in enumerate(results) if not isinstance(result, bool | np.bool_)]:
                 raise InvalidArgumentError(
@@ -97,7 +102,11 @@ def divide(sources: DatasetSources, rows: Ints, shards: int | None, shardlen: in
     if shards is not None and shardlen is not None:
         raise InvalidArgumentError(f'shards, shardlen: expected one of them, got {shards} and {shardlen}')
     if shards is not None:
-        number = check_integer('shards', shards, 1, max(1, count))
+        number = check_integer('shards', shards, 1)
+        if number > max(1, count):
+            raise InvalidArgumentError(
+                f'shards: expected at most one for each of the {count} datapoints that are kept, got {number}'
+            )
         bounds = [count * i // number for i in range(number + 1)]
     elif shardlen is not None:
         bounds = [*range(0, count, check_integer('shardlen', shardlen, 1)), count]

@@ -11,7 +11,7 @@ from granular._support.other_names import answering
 from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.megatron import write_tokens
 from granular.aio.conversion.on_ray import RayShards
-from granular.aio.conversion.record_source import Format, Reading, RecordSource, open_source
+from granular.aio.conversion.record_source import Reading, RecordSource, open_source
 from granular.aio.conversion.run import Run
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.conversion.stored import StoredMapping, checks_of
@@ -39,7 +39,8 @@ class Conversion:
     Attributes:
       source: its address, or the type of the object.
       format: ``'granular'``, ``'parquet'``, ``'arrayrecord'``, ``'tfrecord'``, ``'webdataset'``, ``'megatron'``,
-        ``'images'``, ``'huggingface'``, ``'source'`` for an object with random access, or ``'iterable'``.
+        ``'lerobot'``, ``'images'``, ``'huggingface'``, ``'source'`` for an object with random access, or
+        ``'iterable'``.
       spec: the type of each key.
       reasons: why each key has its type: what the sample has, or that it was given.
       renamed: the keys of fields whose names cannot be keys, by field.
@@ -72,7 +73,7 @@ async def convert(
     source: Any,
     directory: AnyPath,
     *,
-    format: Format | None = None,
+    format: str | None = None,
     spec: Mapping[str, str] | None = None,
     encoders: Encoders = None,
     shardlen: int | None = _SHARDLEN,
@@ -123,16 +124,20 @@ async def convert(
     Memory: up to ``parallel`` shards hold two reads of about 4 MiB (or one record) each, and their upload buffers. A
     source without random access is read by a single reader, which skips the records of finished shards.
 
+    An episode of LeRobot is a datapoint, with an array or a list that has a value for each step, and an ``mp4`` of each
+    camera: its file, or its frames as they are stored, cut out of a file of several episodes. To decode the frames,
+    pass ``MapDataset.source(source)``.
+
     With ``engine='ray'`` (extra ``ray``), each shard is a task of the Ray cluster that this process is connected to, or
     of a new local one. The dataset is the same, byte for byte. The source needs random access, and the workers must
     reach source and folder by the same address, with credentials from their environment.
 
     Args:
       source: a path, address or pattern (``data/*.parquet``) of Parquet, ArrayRecord, TFRecord, WebDataset, Megatron or
-        Hugging Face arrow files, or a list of them; a folder of them, of images in one folder per class (``image``,
-        ``label``, ``class``) or with a ``metadata.csv``, of ``save_to_disk``, or of a dataset of granular; a source as
-        for ``MapDataset.source``; a Hugging Face dataset; a sync or async iterable, which must yield the same records
-        again for a resumed run.
+        Hugging Face arrow files, or a list of them; a folder of them, of LeRobot, of images in one folder per class
+        (``image``, ``label``, ``class``) or with a ``metadata.csv``, of ``save_to_disk``, or of a dataset of granular;
+        a source as for ``MapDataset.source``; a Hugging Face dataset; a sync or async iterable, which must yield the
+        same records again for a resumed run.
       directory: the folder of the dataset: new, or that of an unfinished conversion; or ``x.idx`` for the two files of
         a dataset of Megatron. Then each record is an array of tokens, or has one under ``tokens``, and is a document;
         it may have ``lengths`` and ``modes`` of its sequences, as those of a ``MegatronDataSource`` have. Both files
@@ -166,6 +171,7 @@ async def convert(
       InvalidArgumentError: if the format of the source or a type for a key cannot be inferred.
       AlreadyExistsError: if the folder holds other data.
       EncodeError: if a record does not fit the types.
+      UnsupportedError: if an episode of LeRobot cannot be cut out of a video as it is stored; it names the episode.
       WorkerError: if a worker of Ray died again and again.
 
     Example::

@@ -2,20 +2,24 @@
 
 import contextlib
 import hashlib
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
 
-from granular._support.indexing import Ints, grouped, placed
+from granular._support.indexing import Ints
+from granular.aio.datasets.column_reads import JoinedColumn, join_columns, read_joined_columns
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.index import index_path
-from granular.aio.datasets.reader import DatapointReader, fetch_records
+from granular.aio.datasets.picks import Concatenation, Datasets, Picks
+from granular.aio.datasets.reader import DatapointReader
 from granular.aio.datasets.sharded_reader import AnyReader, ShardedDatasetReader, columns_of_shards, compare_shards
 from granular.aio.datasources.detect import open as open_dataset
 from granular.aio.paths.copy import in_one_store, is_within
 from granular.aio.paths.path import Path, has_optional
 from granular.aio.runtime.tasks import for_each, gather
+from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError, SpecError
 from granular.formats.checksums import SUFFIX
 from granular.formats.layout import Layout, Spec
@@ -30,14 +34,19 @@ class DatasetSources:
     """
 
     def __init__(self, readers: Sequence[AnyReader], checked: Sequence[bool], stack: contextlib.AsyncExitStack) -> None:
-        self._readers, self._checked, self._stack = readers, checked, stack
+        self._readers = readers
+        self._checked = checked
+        self._stack = stack
         first, more = readers[0].directory, len(readers) - 1
         self.name = f'{first} and {more} more' if more else f'{first}'
         self.shards: list[Columns] = [columns for reader in readers for columns in columns_of_shards(reader)]
         lengths = np.array([columns.length for columns in self.shards], np.int64)
         self.stops: Ints = np.cumsum(lengths)
         self.starts: Ints = self.stops - lengths
-        self._ends: Ints = np.cumsum([len(reader) for reader in readers])
+        self._positions = Concatenation(lengths)
+        # Of each dataset, those of its shards, once they are read, and the number of its first shard.
+        self._datasets: list[Datasets | None] = [None] * len(readers)
+        self._firsts: Ints = np.cumsum([0, *(len(columns_of_shards(reader)) for reader in readers)])
 
     @classmethod
     async def open(cls, paths: Sequence[Path], target: Path, stack: contextlib.AsyncExitStack) -> Self:
@@ -81,6 +90,11 @@ class DatasetSources:
     def have_checksums(self) -> bool:
         """True if the first dataset has checksums."""
         return self._checked[0]
+
+    @property
+    def max_gap(self) -> int:
+        """The largest number of bytes between two records that is read with them."""
+        return max(reader.directory.store.merge.max_gap for reader in self._readers)
 
     async def have_index(self) -> bool:
         sharded = [reader for reader in self._readers if isinstance(reader, ShardedDatasetReader)]
@@ -130,18 +144,38 @@ class DatasetSources:
         await for_each(bags, lambda bag: bag.read_sums(), _TOGETHER)
         return copies
 
+    async def read(self, indices: Ints, keys: Collection[str], summed: bool = False) -> dict[str, JoinedColumn]:
+        """Return records as they are stored, by key; with ``summed``, with the checksums of all."""
+        if not keys or not len(indices):
+            return {}
+        numbers, counts, within, order = self._positions.divide(indices)
+        edges = np.searchsorted(numbers, self._firsts).tolist()
+        ends = np.append(0, np.cumsum(counts))
+        read: list[list[JoinedColumn]] = []
+        for i, (first, stop) in enumerate(itertools.pairwise(edges)):
+            if first < stop:
+                own = within[ends[first] : ends[stop]]
+                picks = Picks(self._datasets_of(i), numbers[first:stop] - self._firsts[i], counts[first:stop], own)
+                read.append(await read_joined_columns(picks, picks.datasets.first.choose(tuple(keys)), summed))
+        names = [key for key in self.spec if key in keys]
+        columns = {key: join_columns(own) for key, own in zip(names, zip(*read, strict=True), strict=True)}
+        if order is None:
+            return columns
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        return await offload(lambda: {key: column.taken(places) for key, column in columns.items()})
+
+    def _datasets_of(self, reader: int) -> Datasets:
+        if (datasets := self._datasets[reader]) is None:
+            first, stop = self._firsts[reader : reader + 2].tolist()
+            datasets = self._datasets[reader] = Datasets.of(self.shards[first:stop])
+        return datasets
+
     async def fetch(self, indices: Ints, keys: Collection[str]) -> dict[str, list[Any]]:
         """Return records as they are stored, by key: of a sequence, lists of them."""
-        if len(self._readers) == 1:
-            return await fetch_records(self._readers[0], indices, keys)
-        groups = grouped(np.searchsorted(self._ends, indices, 'right'))
-        parts = await gather(
-            [
-                fetch_records(self._readers[i], indices[own] - self._ends[i] + len(self._readers[i]), keys)
-                for i, own in groups
-            ]
-        )
-        return {key: placed(groups, [part[key] for part in parts], len(indices)) for key in self.spec if key in keys}
+        if not len(indices):
+            return {key: [] for key in keys}
+        return {key: column.by_datapoint() for key, column in (await self.read(indices, keys)).items()}
 
 
 async def _has_checksums(reader: AnyReader) -> bool:

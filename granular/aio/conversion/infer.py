@@ -91,6 +91,8 @@ class RecordMapping:
         types, by_schema = dict[str, str](), set[str]()
         for field, key in self._keys.items():
             declared, nullable = (columns or {}).get(field, ('', False))
+            if declared.endswith('[]') and not lists:
+                declared = 'msgpack'
             if declared:
                 by_schema.add(key)
                 types[key] = common_type({declared, 'msgpack'} if nullable else {declared})

@@ -1,5 +1,6 @@
 """The new values of a key in a rewrite: from a table, from a mapping of some indices, or from a function of keys."""
 
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
@@ -8,6 +9,8 @@ import msgpack
 import numpy as np
 
 from granular._support.indexing import Ints, cut_into
+from granular.aio.bags.records import Adjacent
+from granular.aio.conversion.array_rows import has_records, records_of
 from granular.aio.conversion.infer import RecordMapping
 from granular.aio.datasets.codec import Decoders, Encoders, Field, decode_now, encode_now, fields_of
 from granular.aio.pipeline.nodes import adapters
@@ -21,6 +24,7 @@ from granular.formats.layout import Layout, Spec
 KEPT: Final = object()
 """The place of a value that stays as it is stored."""
 
+_PLAIN: Final = (int, float, bool, str)  # of which a mapping of records changes none
 _BYTES: Final = 1 << 26  # of an array that are hashed at a time
 
 
@@ -29,7 +33,9 @@ class KeyFunction:
 
     def __init__(self, argument: str, fn: Callable[..., Any], spec: Spec, decoders: Decoders, name: str) -> None:
         refuse_deferred(fn)
-        self._argument, self._fn, self._name = argument, fn, name
+        self._argument = argument
+        self._fn = fn
+        self._name = name
         self.keys: list[str] = _parameters(argument, fn)
         if unknown := [key for key in self.keys if key not in spec]:
             raise UnknownKeyError(
@@ -89,7 +95,9 @@ class NewValues:
         self, key: str, values: Any, origin: str | None, given: str | None, spec: Spec, decoders: Decoders, name: str,
         length: int,
     ) -> None:  # fmt: skip
-        self.key, self.origin, self._name = key, origin, name
+        self.key = key
+        self.origin = origin
+        self._name = name
         self._argument = f'values[{key!r}]'
         self._given = given if given is not None or origin is None else spec[origin]
         self._function: KeyFunction | None = None
@@ -97,6 +105,7 @@ class NewValues:
         self._some: Mapping[Any, Any] | None = None
         self._mapping: Any = None
         self._field: Any = None
+        self._by_rows = False  # True if the records of an array are encoded together
         if isinstance(values, Mapping):
             self._some = self._checked(values, length)
             if origin is None or self._given != spec[origin]:
@@ -138,7 +147,10 @@ class NewValues:
             )
 
     def _opened(self, values: Any, length: int) -> Source:
-        table = adapters.convert(values)
+        try:
+            table = adapters.convert(values)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f'{self._argument}: {error}') from None
         if table.sparse:
             raise InvalidArgumentError(
                 f'{self._argument}: leaves datapoints out by a filter: expected a value for each of the {length} of '
@@ -179,7 +191,14 @@ class NewValues:
         kind: str = self._mapping.spec[self.key]
         # Of the mapping's spec there is only this key.
         (self._field,) = fields_of({self.key: kind}, self._mapping.encoders(encoders), layout, self._argument)
+        self._by_rows = has_records(self._values, kind, encoders)
         return kind
+
+    def rows(self, indices: Ints) -> Callable[[], Adjacent] | None:
+        """Return a function that returns the records of datapoints; None if they are encoded one by one."""
+        if not self._by_rows:
+            return None
+        return functools.partial(records_of, self._values, self._field.kind, indices)
 
     def encode(self, values: Sequence[Any], indices: Ints, records: Sequence[Any]) -> list[Any]:
         """Return the records of datapoints; those that stay are among the stored ``records``."""
@@ -189,7 +208,9 @@ class NewValues:
                 out.append(records[i])
                 continue
             try:
-                point = self._mapping.datapoint({self.key: value})
+                point = {self.key: value}
+                if type(value) not in _PLAIN:
+                    point = self._mapping.datapoint(point)
                 (encoded,) = encode_now([self._field], point, self._argument, index)
             except EncodeError as error:
                 raise EncodeError(

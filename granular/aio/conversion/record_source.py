@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,13 +19,15 @@ from granular.aio.conversion.file_values import JSONText, NumpyFile
 from granular.aio.conversion.hugging_face import Features, HuggingFaceRows
 from granular.aio.conversion.image_folder import images_of
 from granular.aio.conversion.infer import common_type, type_of_value
+from granular.aio.conversion.lerobot import StoredEpisodes
 from granular.aio.conversion.schema import Column, column_of
 from granular.aio.conversion.stored import StoredRecords, is_stored, stored_records
 from granular.aio.datasets.reader import DatapointReader
-from granular.aio.datasources.detect import CLASSES, has_shards, refuse_packed, remedy_of
+from granular.aio.datasources.detect import class_of, has_shards, refuse_packed, remedy_of
 from granular.aio.datasources.detect import open as open_dataset
 from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, no_split, of_pattern
-from granular.aio.datasources.discovery.names import ENDINGS, IMAGE_ENDINGS, IMAGE_SUFFIXES, kind_of
+from granular.aio.datasources.discovery.names import ENDINGS, FORMATS, IMAGE_ENDINGS, IMAGE_SUFFIXES, kind_of
+from granular.aio.datasources.lerobot import INFO, LeRobotDataSource
 from granular.aio.datasources.megatron.source import index_beside
 from granular.aio.datasources.parquet.source import (
     ParquetDataSource,
@@ -39,7 +41,7 @@ from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
 from granular.aio.datasources.webdataset.members import type_of_members
 from granular.aio.datasources.webdataset.source import KEY, fields_with_gaps
 from granular.aio.paths.copy import in_one_store, is_within
-from granular.aio.paths.path import Path, is_pattern
+from granular.aio.paths.path import Path, has_optional, is_pattern
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes import adapters
@@ -53,8 +55,7 @@ from granular.aio.runtime.user_functions import await_user
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 
-Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'megatron', 'images', 'huggingface', 'granular']
-FORMATS: Final[tuple[str, ...]] = get_args(Format)
+CONVERTED: Final = (*FORMATS, 'images', 'huggingface', 'lerobot', 'granular')
 
 _ENDINGS: Final = (*ENDINGS, '.arrow')
 _CHUNK: Final = 4 * MiB
@@ -180,7 +181,7 @@ def _take(iterator: Iterator[Any], count: int) -> list[Any]:
 class Reading:
     """Options for the files of a source: their format and split, and the columns in the names of folders."""
 
-    format: Format | None = None
+    format: str | None = None
     split: str | None = None
     hive: bool = True
     warns: bool = True  # of files that are left out
@@ -189,8 +190,8 @@ class Reading:
 
 async def open_source(source: Any, reading: Reading, target: Path | None = None) -> RecordSource:
     """Open the source that the user passed, by address or as an object; refuse a target within its folder."""
-    if reading.format is not None and reading.format not in FORMATS:
-        raise InvalidArgumentError(f'format: expected one of {", ".join(FORMATS)}, got {reading.format!r}')
+    if reading.format is not None and reading.format not in CONVERTED:
+        raise InvalidArgumentError(f'format: expected one of {", ".join(CONVERTED)}, got {reading.format!r}')
     opened = await _open(source, reading)
     for folder in opened.folders:
         if target is not None and in_one_store(target, folder) and await is_within(target, folder):
@@ -223,6 +224,8 @@ async def _open_object(source: Any, reading: Reading) -> RecordSource:
         await ensure_open(source)
         if is_stored(reader := getattr(source, 'aio', source)):
             return _of_dataset(reader)
+        if isinstance(reader, LeRobotDataSource):
+            return await _of_episodes(reader)
         node = adapters.convert(source)
         if node.endless or len(node) > LONGEST:
             raise InvalidArgumentError(f'{name}: is endless: limit it, with a length or a slice')
@@ -261,6 +264,15 @@ def _of_dataset(reader: DatapointReader[Any], opened: AsyncResource | None = Non
     return RecordSource(f'{folder}', 'granular', node, size=reader.size, opened=opened, folders=[folder], stored=reader)
 
 
+async def _of_episodes(source: LeRobotDataSource[Any], opened: AsyncResource | None = None) -> RecordSource:
+    episodes, folder = StoredEpisodes(source), source.folder
+    files = sorted([(entry.key, entry.size) async for entry in folder.store.scan_tree(folder.key) if not entry.is_dir])
+    found = RecordSource(f'{folder}', 'lerobot', adapters.convert(episodes), opened=opened, folders=[folder])
+    found.columns, found.files = episodes.columns, _digest_of(files)
+    found.size = sum(size or 0 for _, size in files)
+    return found
+
+
 async def _open_address(path: Path, reading: Reading) -> RecordSource:
     await path.store.ready()
     if await is_pattern(path):
@@ -293,6 +305,12 @@ async def _open_folder(folder: Path, reading: Reading) -> RecordSource:
             raise no_split(f'the dataset {folder}')
         reader = await open_dataset(folder, None)
         return _of_dataset(reader, reader)
+    if kind == 'lerobot' or (kind is None and 'meta' in names and await has_optional(folder / INFO)):
+        if reading.split is not None:
+            raise no_split(f'the dataset {folder}')
+        source = LeRobotDataSource[Any](folder)
+        await ensure_open(source)
+        return await _of_episodes(source, source)
     is_data = any(_kind_of(entry.name) for entry in entries)
     if kind is None and not is_data and (remedy := await remedy_of(folder, sorted(names))):
         raise NotFoundError(f'{folder}: {remedy}')
@@ -371,7 +389,7 @@ async def _open_format(files: Files, format: str, reading: Reading) -> RecordSou
         local = [_local(path) for path in files.paths]
         read = await offload(lambda: [module.Dataset.from_file(file) for file in local])
         return _hugging_face(module.concatenate_datasets(read), files.name)
-    if format not in CLASSES:
+    if format not in FORMATS:
         raise InvalidArgumentError(f'{files.name}: expected a folder for format {format!r}')
     if format == 'tfrecord':
         return await _open_examples(files)
@@ -380,7 +398,7 @@ async def _open_format(files: Files, format: str, reading: Reading) -> RecordSou
         options['decoders'] = _MEMBERS
     elif format == 'parquet':
         options['hive'] = reading.hive
-    opened: Any = CLASSES[format](files, **options)
+    opened: Any = class_of(format)(files, **options)
     await ensure_open(opened)
     images = IMAGE_SUFFIXES if format == 'webdataset' else ()
     source = RecordSource(files.name, format, adapters.convert(opened), opened=opened, images=images)

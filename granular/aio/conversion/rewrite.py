@@ -104,7 +104,7 @@ async def rewrite(
     the result gets one.
 
     Memory: 8 bytes for each datapoint that is kept, 4 for the checksum of each record that is read, and for each of
-    ``parallel`` shards two reads of about 4 MiB (or one datapoint), and upload buffers.
+    ``parallel`` shards two reads of about 8 MiB (or one datapoint), and upload buffers.
 
     Args:
       source: the folder of a dataset, or a sequence of such folders, whose specs must be equal. Their datapoints lie

@@ -10,7 +10,7 @@ import numpy as np
 from granular._support.indexing import Ints
 from granular.aio.bags.copied import CopiedBag, copied_sizes
 from granular.aio.conversion.changed_keys import ChangedKeys
-from granular.aio.conversion.chosen import chunk_of
+from granular.aio.conversion.chosen import AHEAD, chunk_of
 from granular.aio.conversion.dataset_sources import DatasetSources
 from granular.aio.datasets.column_reads import checked_references
 from granular.aio.datasets.sharded_writer import length_of_shard
@@ -23,7 +23,6 @@ from granular.aio.runtime.tasks import for_each
 from granular.errors import AlreadyExistsError
 from granular.formats.layout import Layout, shard_name
 
-_AHEAD: Final = 2  # reads of a shard in flight
 _TOGETHER: Final = 16  # shards whose bags are looked up at a time
 
 Ranges = Mapping[int, tuple[int, int]]
@@ -46,7 +45,10 @@ class RewrittenShards:
         checksums: bool,
     ) -> None:
         self.directory = directory
-        self._sources, self._rows, self._ranges, self._keys = sources, rows, ranges, keys
+        self._sources = sources
+        self._rows = rows
+        self._ranges = ranges
+        self._keys = keys
         self.is_sharded = is_sharded
         self._layout, self._checksums = layout, checksums
         self._copies: dict[int, dict[str, CopiedBag]] = {}  # to each shard, by key
@@ -115,16 +117,16 @@ class RewrittenShards:
 
         async def fetch(positions: range) -> dict[str, StoredColumn]:
             rows = self._rows[positions.start : positions.stop]
-            records = await self._sources.fetch(rows, read)
-            columns: dict[str, StoredColumn] = {target: records[origin] for target, origin in stored.items()}
-            columns |= await self._keys.new_records(new, rows, records)
+            found = await self._sources.read(rows, read, self._checksums)
+            columns: dict[str, StoredColumn] = {target: found[origin] for target, origin in stored.items()}
+            columns |= await self._keys.new_columns(new, rows, found)
             if copies and whole is not None:
                 columns |= await self._references(copies, whole, rows)
             return columns
 
         try:
-            step = chunk_of(self._sources, read)
-            async with contextlib.aclosing(whole_pages(fetch, end, step, _AHEAD, first)) as chunks:
+            step = chunk_of(self._sources, read, self._rows[first:end])
+            async with contextlib.aclosing(whole_pages(fetch, end, step, AHEAD, first)) as chunks:
                 async for columns in chunks:
                     count = min(step, end - first)
                     await append_columns(writer, columns, count)

@@ -65,7 +65,9 @@ class Run:
         self.guard = FolderGuard(self._directory, Right.RUN) if shards.is_sharded else None
         self.lengths: dict[int, int] = {}  # of the finished shards
         self._is_new = self._owns_folder = False  # True if this run has begun it, and created its folder
-        self.found = self.bytes = self.missing = 0  # missing: the records without a datapoint
+        self.found = 0
+        self.bytes = 0
+        self.missing = 0  # records without a datapoint
 
     async def run(self, write: Callable[[], Awaitable[Any]]) -> None:
         """Find the finished shards, and then write the others by a function, while others are kept out."""

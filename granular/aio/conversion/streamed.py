@@ -14,7 +14,9 @@ class StreamedShards:
     """The shards that the records of a source without random access fill in a run."""
 
     def __init__(self, source: RecordSource, writer: ShardWriter, run: Run) -> None:
-        self._source, self._writer, self._run = source, writer, run
+        self._source = source
+        self._writer = writer
+        self._run = run
         self.count = self.records = 0  # of shards and records, so far
 
     async def write(self, parallel: int | None) -> None:

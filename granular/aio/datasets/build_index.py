@@ -1,4 +1,4 @@
-"""Write the index file of a sharded dataset. docs/format.md describes the bytes."""
+"""Write the index file of a sharded dataset. :mod:`granular.formats.dataset_index` describes the bytes."""
 
 import dataclasses
 import functools

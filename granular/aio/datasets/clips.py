@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._support.indexing import Ints
+from granular._support.lru import LRU
 from granular.config import KiB, MiB
 from granular.errors import DatapointError, OutOfRangeError
 from granular.formats.frames import FrameTable, Part, missing_head
@@ -32,14 +33,15 @@ class FrameTables:
     """The tables of the frames of videos; those that were used last are kept."""
 
     def __init__(self) -> None:
-        self._tables: dict[Hashable, FrameTable] = {}  # in the order of their use
+        self._tables: LRU[Hashable, FrameTable] = LRU(_KEPT, lambda table: table.nbytes)
         self._lock = threading.Lock()
 
     async def of(
         self, names: Sequence[Hashable], sizes: Sequence[int], read: ReadParts, in_threads: InThreads
     ) -> list[FrameTable]:
         """Return the tables of videos with some names and bytes; those that are not known are read."""
-        tables = {i: table for i, name in enumerate(names) if (table := self._tables.get(name)) is not None}
+        with self._lock:
+            tables = {i: table for i, name in enumerate(names) if (table := self._tables.get(name)) is not None}
         missing = [i for i in range(len(names)) if i not in tables]
         spans = [span for i in missing for span in _first_spans(i, sizes[i])]
         parts: dict[int, list[Part]] = {i: [] for i in missing}
@@ -55,13 +57,7 @@ class FrameTables:
                 spans = [(i, 0, sizes[i]) for i in missing]
         with self._lock:
             for i, name in enumerate(names):
-                self._tables.pop(name, None)
-                self._tables[name] = tables[i]
-            used = sum(table.nbytes for table in self._tables.values())
-            for name in list(self._tables)[: max(0, len(self._tables) - len(names))]:
-                if used <= _KEPT:
-                    break
-                used -= self._tables.pop(name).nbytes
+                self._tables.put(name, tables[i])
         return [tables[i] for i in range(len(names))]
 
 

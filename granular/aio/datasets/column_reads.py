@@ -1,20 +1,54 @@
 """Read columns of many datapoints of many datasets in one fan-out."""
 
-from collections.abc import Coroutine, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from granular._support.indexing import Ints, cut_into, owner_of, sums_of
-from granular.aio.bags.records import Adjacent, Rows, read_adjacent, read_records
+from granular.aio.bags.records import Adjacent, Rows, compared, read_adjacent, read_joined, read_records
 from granular.aio.datasets.codec import Field, decode_records, decoding, raw
 from granular.aio.datasets.columns import Choice, Columns, Datapoint
 from granular.aio.datasets.masks import picked
 from granular.aio.datasets.picks import BAGS, PACKED, Picks
-from granular.aio.datasets.references import Referenced, unpack_rows
+from granular.aio.datasets.references import Referenced, unpack_joined, unpack_rows
 from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import Calls
+from granular.aio.runtime.threads import Calls, offload
 from granular.aio.stores.fanout import retry_if_corrupt
+
+T = TypeVar('T')
+Read = Callable[[Picks, Sequence[Choice]], Coroutine[Any, Any, T]]
+"""Reads some fields of datapoints."""
+
+_MANY: Final = 1024  # datapoints from which on their references are unpacked as arrays
+
+
+class JoinedColumn(NamedTuple):
+    """The records of a field of datapoints, one behind the other, as they are stored."""
+
+    records: Adjacent
+    counts: Ints | None = None  # of the records of each datapoint; None if it is not a sequence
+
+    def by_datapoint(self) -> list[Any]:
+        """Return the record, or the list of records, of each datapoint."""
+        records = self.records.split()
+        return records if self.counts is None else cut_into(records, self.counts.tolist())
+
+    def taken(self, order: Ints) -> Self:
+        """Return the records of the datapoints at some positions, in their order."""
+        if self.counts is None:
+            return self._replace(records=self.records.taken(order))
+        firsts, counts = np.cumsum(self.counts) - self.counts, self.counts[order]
+        places = np.arange(counts.sum()) + np.repeat(firsts[order] - np.cumsum(counts) + counts, counts)
+        return self._replace(records=self.records.taken(places), counts=counts)
+
+
+def join_columns(columns: Sequence[JoinedColumn]) -> JoinedColumn:
+    """Return the records of some columns of a field, at least one."""
+    counts = [column.counts for column in columns if column.counts is not None]
+    return JoinedColumn(
+        Adjacent.joined([column.records for column in columns]), np.concatenate(counts) if counts else None
+    )
 
 
 def as_datapoints(
@@ -75,6 +109,23 @@ def read_buffers(
 ) -> Coroutine[Any, Any, dict[str, list[Any] | Adjacent]]:
     """Return the values of datapoints, at least one, by key: raw records as one buffer if they lie in it anyway."""
     return retry_if_corrupt(columns.is_remote, lambda: _read_buffers(columns, Picks.of(columns, indices), choices))
+
+
+async def read_joined_columns(picks: Picks, choices: Sequence[Choice], summed: bool) -> list[JoinedColumn]:
+    """Return the records of datapoints, by field; with ``summed``, with the checksums of all."""
+
+    async def read() -> list[JoinedColumn]:
+        references = await read_references(picks)
+        fields = [record_rows(picks, choice, references) for choice in choices]
+        records = await gather([read_joined(rows) for rows, _ in fields])
+
+        def compare() -> list[JoinedColumn]:
+            pairs = zip(fields, records, strict=True)
+            return [JoinedColumn(compared(rows, own, summed), counts) for (rows, counts), own in pairs]
+
+        return await offload(compare)
+
+    return await retry_if_corrupt(picks.is_remote, read)
 
 
 async def _read_buffers(columns: Columns, picks: Picks, choices: Sequence[Choice]) -> dict[str, list[Any] | Adjacent]:
@@ -219,7 +270,9 @@ async def _read_references(picks: Picks, source: int) -> Referenced:
     if source == BAGS:
         spec = datasets.first.spec
         rows = Rows(datasets.bags, picks.record_owners(len(spec)), counts, indices)
-        return unpack_rows(rows, await read_records(rows), spec)
+        if len(indices) < _MANY:
+            return unpack_rows(rows, await read_records(rows), spec)
+        return await offload(unpack_joined, rows, await read_joined(rows), spec)
     parts = np.split(indices, np.cumsum(counts[:-1]))
     cached: list[Any] = [datasets.references[number] for number in numbers.tolist()]
     both = [references.at(own) for references, own in zip(cached, parts, strict=True)]

@@ -12,8 +12,9 @@ from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.tables import PackedReferences
 from granular.aio.datasets.codec import Field, decode_error
-from granular.aio.datasets.masks import Mask, Selection, check_selection, picked
+from granular.aio.datasets.masks import check_selection, picked
 from granular.aio.datasets.references import References
+from granular.aio.pipeline.data_source import Mask, Selection
 from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.user_functions import CONTROL, raise_control
 from granular.aio.stores.local.files import IN_PLACE
@@ -89,7 +90,9 @@ class Columns:
     def close(self) -> None:
         for bag in self.all_bags.values():
             bag.close()
-        self.references = self.snapshot = self.alone = None
+        self.references = None
+        self.snapshot = None
+        self.alone = None
 
     def difference(self, spec: Mapping[str, str], layout: Layout, other: str) -> str | None:
         """Compare the dataset with the spec and layout of another one; None if they agree."""

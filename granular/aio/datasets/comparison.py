@@ -199,7 +199,8 @@ async def _find_files(index: DatasetIndex, folder: Path) -> dict[str, FileIdenti
         async for entry in store.scan(folder.key):
             if not entry.is_dir:
                 files[entry.name] = FileIdentity.of(entry)
-        if all(file.version for file in files.values() if file.size):
+        # The listing of a web server tells names alone: sizes of zero, and no versions.
+        if files and all(file.version for file in files.values()):
             return files
     names = ['spec.json', *(f'{key}.{end}' for key in index.keys for end in ('bag', 'idx')[: 1 + index.has_tables])]
     with contextlib.suppress(AccessDeniedError):

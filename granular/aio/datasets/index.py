@@ -1,6 +1,5 @@
-"""Read the index file of a sharded dataset, which replaces opening its shards. docs/format.md describes the bytes."""
+"""Read the index file of a sharded dataset, which replaces opening its shards."""
 
-import collections
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -8,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from granular._support.indexing import Ints
+from granular._support.lru import LRU
 from granular._support.text import logger
 from granular.aio.bags.bag import IndexedBag
 from granular.aio.bags.identity import FileIdentity
@@ -72,9 +72,7 @@ class DatasetIndex(PackedTables):
 
     def _forget(self) -> None:
         self._lock = threading.RLock()  # the handler of a signal may read meanwhile
-        # Pages in memory, the one used last at the end.
-        self._cached: collections.OrderedDict[int, Words] = collections.OrderedDict()
-        self._cached_words = 0
+        self._cached: LRU[int, Words] = LRU(self._bound // 2, len)  # pages in memory
         self._view: memoryview | None = None
         _indices.add(self)
 
@@ -87,7 +85,7 @@ class DatasetIndex(PackedTables):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ('_lock', '_cached', '_cached_words', '_view'):
+        for name in ('_lock', '_cached', '_view'):
             del state[name]
         return state
 
@@ -202,8 +200,8 @@ class DatasetIndex(PackedTables):
     async def _pages(self, pages: Ints) -> tuple[Words, Ints]:
         """Return some pages one after the other, and their positions; those that are not in memory are read."""
         with self._lock:
-            cached = {} if past_caches.get() else self._cached
-            found = {page: words for page in pages.tolist() if (words := cached.get(page)) is not None}
+            wanted = [] if past_caches.get() else pages.tolist()
+            found = {page: words for page in wanted if (words := self._cached.get(page)) is not None}
         missing = np.array([page for page in pages.tolist() if page not in found], np.int64)
         if len(missing):
             starts = self._starts[missing] * WORD
@@ -217,18 +215,10 @@ class DatasetIndex(PackedTables):
         if len(missing):
             position = np.searchsorted(pages, missing)
             check_pages(words, starts[position], self._sizes[missing], self._records[missing], f'{self.path}')
-        self._keep(found)
+            with self._lock:
+                for page in missing.tolist():
+                    self._cached.put(page, found[page])
         return words, starts
-
-    def _keep(self, pages: dict[int, Words]) -> None:
-        """Keep pages that were used, and drop those that were used least recently."""
-        with self._lock:
-            for page, words in pages.items():
-                if self._cached.pop(page, None) is None:
-                    self._cached_words += len(words)
-                self._cached[page] = words
-            while self._cached and self._cached_words > self._bound // 2:
-                self._cached_words -= len(self._cached.popitem(last=False)[1])
 
     def read_one(self, table: int, position: int) -> tuple[int, int]:
         if self._view is None:

@@ -1,7 +1,7 @@
 """The shards of a dataset that was opened by its index, each made when it is first used."""
 
 import copy
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -16,9 +16,9 @@ from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.comparison import Pins, find_moved, is_shard_unchanged
 from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.aio.datasets.index import DatasetIndex
-from granular.aio.datasets.masks import Mask
-from granular.aio.datasets.picks import Datasets
+from granular.aio.datasets.opened_shards import OpenedShards
 from granular.aio.paths.path import Path
+from granular.aio.pipeline.data_source import Mask
 from granular.aio.runtime.immediate import Rest, is_immediate
 from granular.aio.runtime.pools import threads
 from granular.aio.runtime.tasks import gather
@@ -31,8 +31,8 @@ T = TypeVar('T')
 _REMEDY: Final = 'run `granular index` on it, or open it with index=False'
 
 
-class IndexedShards:
-    """Shards by their position among those that are read.
+class IndexedShards(OpenedShards):
+    """Shards of an index.
 
     A shard that was replaced or added since the index was built is read by its own tables: ``own`` has it by position.
 
@@ -49,14 +49,11 @@ class IndexedShards:
         fields: Sequence[Field],
         create: Callable[[str], Dataset],
     ) -> None:
+        super().__init__(create)
         self._directory, self._name = directory, f'{directory}'
         self.index = index
         self._numbers = numbers
         self._fields = fields
-        self._create = create
-        self.own: dict[int, Dataset] = {}
-        self._made: dict[int, Dataset] = {}
-        self._datasets: Datasets | None = None  # the shards that were read
         # Shards that may have been replaced since the index was built: all of them, until they are compared. A later
         # replacement is an error, as without an index.
         self.unchecked: NDArray[np.bool_] = np.ones(len(numbers), np.bool_)
@@ -77,25 +74,14 @@ class IndexedShards:
         shards.unchecked = self.unchecked.copy()
         return shards
 
-    def close(self) -> None:
-        for dataset in (*self.own.values(), *self._made.values()):
-            dataset.columns.close()
-        self._datasets = None
-
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __iter__(self) -> Iterator[Dataset]:
-        return (self[i] for i in range(len(self)))
-
-    def __getitem__(self, position: int) -> Dataset:
-        dataset = self.own.get(position) or self._made.get(position)
-        if dataset is None:
-            dataset = self._create(self._shard_name(position))
-            proof = _Comparison(self, position) if self.moved and self.unchecked[position] else None
-            pins = self.pins.get(position)
-            dataset.open_indexed(self.index, int(self._numbers[position]), self._fields, pins, proof)
-            self._made[position] = dataset
+    def _make(self, position: int) -> Dataset:
+        dataset = self._create(self._shard_name(position))
+        proof = _Comparison(self, position) if self.moved and self.unchecked[position] else None
+        pins = self.pins.get(position)
+        dataset.open_indexed(self.index, int(self._numbers[position]), self._fields, pins, proof)
         return dataset
 
     def missing(self, positions: Iterable[int]) -> list[int]:
@@ -105,20 +91,6 @@ class IndexedShards:
     def columns(self, positions: Iterable[int]) -> list[Columns]:
         """Return the columns of some shards."""
         return [self[i].columns for i in positions]
-
-    @property
-    def all_datasets(self) -> Datasets:
-        """The shards by position, of which those are filled in that were read; another object once one was replaced."""
-        if (datasets := self._datasets) is None:
-            datasets = self._datasets = Datasets(self[0].columns, len(self))
-        return datasets
-
-    def datasets(self, positions: Ints) -> Datasets:
-        """Return datasets that have the columns of some shards, at their positions."""
-        datasets = self.all_datasets
-        for i in datasets.missing(positions):
-            datasets.put(i, self[i].columns)
-        return datasets
 
     def _shard_name(self, position: int) -> str:
         return shard_name(int(self._numbers[position]))
@@ -208,14 +180,6 @@ class IndexedShards:
             values[i] = of(dataset)
         return values
 
-    def files(self) -> dict[str, FileIdentity]:
-        """Return the identities of all bags, by shard and file name."""
-        out = {}
-        for i, number in enumerate(self._numbers.tolist()):
-            files = self.own[i].files() if i in self.own else self._identities(i)
-            out.update({f'{shard_name(number)}/{file}': identity for file, identity in files.items()})
-        return out
-
     def _identities(self, position: int) -> dict[str, FileIdentity]:
         number = int(self._numbers[position])
         files = self.index.file_identities(number)
@@ -234,8 +198,7 @@ class IndexedShards:
         return all_or_none({i: dataset.state() for i, dataset in self.own.items()})
 
     def warn_of_lengths(self) -> None:
-        for dataset in self.own.values():
-            dataset.warn_of_lengths()
+        super().warn_of_lengths()
         if self.index.directory.kinds is None:
             records = self.index.directory.rows['records']
             uneven = np.flatnonzero(records.min(axis=1) != records.max(axis=1))

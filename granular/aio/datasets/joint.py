@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +10,16 @@ from numpy.typing import NDArray
 from granular._support.indexing import Ints, indices_of, owner_of
 from granular._support.typing import Datapoint_co
 from granular.aio.bags.identity import PinnedSource
-from granular.aio.datasets.column_reads import as_datapoints, read_columns
-from granular.aio.datasets.columns import Columns
+from granular.aio.datasets.column_reads import Read, as_datapoints, read_columns, read_stored
+from granular.aio.datasets.columns import Choice, Columns
 from granular.aio.datasets.picks import Concatenation, Datasets, Picks
 from granular.aio.pipeline.data_source import Joint
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.threads import Calls
 from granular.config import MiB
+
+T = TypeVar('T')
 
 _JOINED: Final = 64 * MiB  # limits that are copied, so that those of all readers are looked up at once
 
@@ -87,6 +90,21 @@ class JointReader(Joint):
         return True
 
     async def fetch(self, sources: Sequence[Any], counts: Sequence[int], indices: Ints, mask: Any) -> list[Any]:
+        values, choices, order = await self._read_by(read_columns, sources, counts, indices, mask)
+        return as_datapoints(values, choices, len(indices), order)
+
+    async def fetch_undecoded(
+        self, sources: Sequence[Any], counts: Sequence[int], indices: Ints, mask: Any
+    ) -> Calls[list[Any]]:
+        stored, choices, order = await self._read_by(read_stored, sources, counts, indices, mask)
+        return stored.decoding().then(lambda values: as_datapoints(values, choices, len(indices), order))
+
+    async def _read_by(
+        self, read: Read[T], sources: Sequence[Any], counts: Sequence[int], indices: Ints, mask: Any
+    ) -> tuple[T, Sequence[Choice], Ints | None]:
+        """Return what a function reads of datapoints, their fields, and the position of each in what was requested,
+        None if they are in that order.
+        """
         owners = np.array([self._places[id(source)] for source in sources])
         sizes = np.array(counts)
         positions = self._positions(owners, sizes, indices)
@@ -95,13 +113,12 @@ class JointReader(Joint):
             await self._prove(numbers[self._unproven[numbers]])
             if not self.fits(sources):
                 own_readers = list({id(source): source for source in sources}.values())
-                return await JointReader(own_readers).fetch(sources, counts, indices, mask)
+                return await JointReader(own_readers)._read_by(read, sources, counts, indices, mask)
         for number in self._datasets.missing(numbers):
             owner = int(self._owners[number])
             self._datasets.put(number, self._readers[owner]._columns_of(number - int(self._firsts[owner])))
         choices = self._datasets.first.choose(mask)
-        values = await read_columns(Picks(self._datasets, numbers, own, within), choices)
-        return as_datapoints(values, choices, len(positions), order)
+        return await read(Picks(self._datasets, numbers, own, within), choices), choices, order
 
     def _positions(self, owners: Ints, counts: Ints, indices: Ints) -> Ints:
         """Return the positions of indices, so many of each of some readers, among the datapoints of all readers."""

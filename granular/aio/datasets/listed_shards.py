@@ -1,6 +1,6 @@
 """The shards of a dataset without an index: opened each by its own tables, at once or when it is first read."""
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,8 +11,8 @@ from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.dataset import Dataset, all_or_none, join_tables
 from granular.aio.datasets.listing import Listing
-from granular.aio.datasets.masks import Mask
-from granular.aio.datasets.picks import Datasets
+from granular.aio.datasets.opened_shards import OpenedShards
+from granular.aio.pipeline.data_source import Mask
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import for_each
 from granular.errors import NotFoundError, ObjectChangedError
@@ -32,11 +32,11 @@ class SharedShards(NamedTuple):
     states: Mapping[int, FolderState]  # of the shards that were opened, by position
 
 
-class ListedShards:
-    """Shards by their position among those that are read, with the methods of ``IndexedShards``.
+class ListedShards(OpenedShards):
+    """Shards without an index, with the methods of ``IndexedShards``.
 
     ``own`` has those that are open. With a listing, the others are opened when they are first read; each of their files
-    must be the one in the listing.
+    must be the one in the listing. Until then, they have their lengths and sizes alone.
 
     Args:
       create: returns the unopened dataset of a shard's name.
@@ -47,14 +47,11 @@ class ListedShards:
     def __init__(
         self, create: Callable[[str], Dataset], names: Sequence[str] = (), snapshot: Snapshot | None = None
     ) -> None:
-        self._create = create
+        super().__init__(create)
         self._names = names
         self._snapshot = snapshot
         self.listing: Listing | None = None
-        self.own: dict[int, Dataset] = {}
-        self._made: dict[int, Dataset] = {}  # shards that are not open, for their lengths
         self._joined: list[list[int]] = []  # the shards whose tables lie in one array, for each array
-        self._datasets: Datasets | None = None  # the shards that were read
         self._opening = Lock()
 
     def copy(self) -> 'ListedShards':
@@ -64,26 +61,17 @@ class ListedShards:
         shards.own = {i: dataset.copy() for i, dataset in self.own.items()}
         return shards
 
-    def close(self) -> None:
-        for dataset in self.own.values():
-            dataset.columns.close()
-        self._datasets = None
-
     def __len__(self) -> int:
         return len(self._names)
 
-    def __iter__(self) -> Iterator[Dataset]:
-        return (self[i] for i in range(len(self)))
-
-    def __getitem__(self, position: int) -> Dataset:
-        """Return a shard; one that is not open has its lengths and sizes alone."""
-        dataset = self.own.get(position) or self._made.get(position)
-        if dataset is None:
-            name = self._names[position]
-            dataset = self._create(name)
-            dataset.expect(self.own[0].columns, self._listed.bags(name), self._listed.lengths[name])
-            self._made[position] = dataset
+    def _make(self, position: int) -> Dataset:
+        name = self._names[position]
+        dataset = self._create(name)
+        dataset.expect(self.own[0].columns, self._listed.bags(name), self._listed.lengths[name])
         return dataset
+
+    def _shard_name(self, position: int) -> str:
+        return self._names[position]
 
     @property
     def _listed(self) -> Listing:
@@ -95,20 +83,6 @@ class ListedShards:
         """Return those of some shards that are not open."""
         own = self.own
         return [] if len(own) == len(self._names) else [i for i in positions if i not in own]
-
-    @property
-    def all_datasets(self) -> Datasets:
-        """The shards by position, of which those are filled in that were read; another object once more were opened."""
-        if (datasets := self._datasets) is None:
-            datasets = self._datasets = Datasets(self.own[0].columns, len(self))
-        return datasets
-
-    def datasets(self, positions: Ints) -> Datasets:
-        """Return datasets that have the columns of some open shards, at their positions."""
-        datasets = self.all_datasets
-        for i in datasets.missing(positions):
-            datasets.put(i, self.own[i].columns)
-        return datasets
 
     # --- opening
 
@@ -168,13 +142,8 @@ class ListedShards:
     def size(self, mask: Mask = None) -> int:
         return sum(dataset.columns.size_of(mask) for dataset in self)
 
-    def files(self) -> dict[str, FileIdentity]:
-        """Return the identities of all bags, by shard and file name."""
-        out = {}
-        for i, name in enumerate(self._names):
-            files = self.own[i].files() if i in self.own else self._listed.bags(name)
-            out.update({f'{name}/{file}': identity for file, identity in files.items()})
-        return out
+    def _identities(self, position: int) -> dict[str, FileIdentity]:
+        return self._listed.bags(self._names[position])
 
     def states(self) -> dict[str, FolderState] | None:
         """Return the states of all shards, by name; None unless all are open, and complete."""
@@ -191,10 +160,6 @@ class ListedShards:
             return None if states is None else Snapshot('', states)
         own = all_or_none({i: dataset.state() for i, dataset in self.own.items()})
         return None if own is None else SharedShards(numbers, self.listing, own)
-
-    def warn_of_lengths(self) -> None:
-        for dataset in self.own.values():
-            dataset.warn_of_lengths()
 
     async def check_unchanged(self) -> None:
         """Check that the shards that are open were not replaced meanwhile."""

@@ -1,17 +1,10 @@
 """Masks: the keys that are read, and of sequences and videos the values."""
 
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-from numpy.typing import NDArray
 
 from granular._support.indexing import Ints, cut_to, indices_of, integers_of
 from granular.aio.datasets.codec import Field, is_video
 from granular.errors import InvalidArgumentError
-
-Selection = bool | range | slice | Sequence[int] | NDArray[Any]
-"""True for all values of a sequence, or the frames of a video; or which of them."""
-Mask = Mapping[str, Selection] | Iterable[str] | None
 
 
 def check_selection(selection: Any, field: Field, name: str) -> None:

@@ -3,7 +3,7 @@
 import abc
 import weakref
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, Final, Self, SupportsIndex, TypeVar, overload
+from typing import Any, Final, Self, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +18,23 @@ from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import FEW, Adjacent
 from granular.aio.datasets.array_table import ArrayTable
 from granular.aio.datasets.codec import Decoders, Field, raw
-from granular.aio.datasets.column_reads import as_datapoints, available, read_buffers, read_columns, read_stored
+from granular.aio.datasets.column_reads import (
+    Read,
+    as_datapoints,
+    available,
+    read_buffers,
+    read_columns,
+    read_stored,
+)
 from granular.aio.datasets.columns import Choice, Columns, Datapoint
 from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions, join_tables
 from granular.aio.datasets.joint import Joinable, JointReader
-from granular.aio.datasets.masks import Mask
 from granular.aio.datasets.picks import Datasets, Picks, alone
 from granular.aio.datasets.sizes import read_sizes
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
+from granular.aio.pipeline.data_source import Mask, MaskedSource
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.threads import Calls, offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
@@ -35,8 +42,6 @@ from granular.errors import NotFoundError, ObjectChangedError
 from granular.metrics import timing
 
 T = TypeVar('T')
-Read = Callable[[Picks, Sequence[Choice]], Coroutine[Any, Any, T]]
-"""Reads some fields of datapoints."""
 
 
 class _Kin:
@@ -53,7 +58,7 @@ _KINS: Final[weakref.WeakValueDictionary[Any, _Kin]] = weakref.WeakValueDictiona
 _ANY: Final = ('msgpack', 'json', 'tree')
 
 
-class DatapointReader(Joinable[Datapoint_co]):
+class DatapointReader(MaskedSource[Sequence[Choice], Datapoint_co], Joinable[Datapoint_co]):
     """Base of the readers of a single dataset and of a sharded one."""
 
     directory: Path
@@ -123,64 +128,28 @@ class DatapointReader(Joinable[Datapoint_co]):
         self._check_open()
         return self._first.layout
 
-    @overload
-    async def get(self, index: SupportsIndex, mask: Mask) -> Datapoint: ...
-    @overload
-    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
-    @overload
-    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
-    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
-        """Return a datapoint, or ``{key: [values]}`` for a slice.
+    def _chosen(self, mask: Mask) -> Sequence[Choice]:
+        return self._first.choose(mask)
 
-        Args:
-          index: an integer (negative counts from the end) or a slice.
-          mask: the keys to read; or a mapping from keys to True, or to some values of a sequence or frames of a video:
-            a list of their indices, or a range, which is clipped to their number.
-
-        Raises:
-          OutOfRangeError: an ``IndexError``, for an index out of range, or a mask's range that begins beyond the end.
-          UnknownKeyError: a ``KeyError``, for a key that is not in the spec.
-        """
-        if self._state != 'open':
-            await self._ensure_open()
-        if isinstance(index, slice | range):
-            choices = self._first.choose(mask)
-            positions = indices_of(index, len(self), self._name)
-            if not len(positions):
-                return {choice.field.key: [] for choice in choices}
-            values, order = await self._read(positions, choices)
-            return {c.field.key: _reorder(column, order) for c, column in zip(choices, values, strict=True)}
+    def _read_now(self, index: SupportsIndex, mask: Mask) -> Any:
         columns, position = self._find(index)
-        choices = columns.choices if mask is None else columns.choose(mask)
-        if columns.immediate and (datapoint := columns.read_now(position, choices)) is not None:
-            return datapoint
-        positions = np.array([index_of(index, len(self), self._name)])
-        return as_datapoints((await self._read(positions, choices))[0], choices, 1)[0]
+        if not columns.immediate:
+            return None
+        return columns.read_now(position, columns.choices if mask is None else columns.choose(mask))
 
-    @overload
-    async def fetch(self, indices: Any, mask: Mask) -> list[Datapoint]: ...
-    @overload
-    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
-    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
-        """Return many datapoints, read in one fan-out over all keys and shards, neighbours in one request.
+    async def _read_columns(self, positions: Ints, fields: Sequence[Choice]) -> dict[str, list[Any]]:
+        if not len(positions):
+            return {choice.field.key: [] for choice in fields}
+        values, order = await self._read(positions, fields)
+        return {c.field.key: _reorder(column, order) for c, column in zip(fields, values, strict=True)}
 
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-          mask: as for ``get``.
-
-        Returns:
-          The datapoints, in the order of ``indices``.
-        """
-        if self._state != 'open':
-            await self._ensure_open()
-        positions = indices_of(indices, len(self), self._name)
-        choices = self._first.choose(mask)
+    async def _read_rows(self, positions: Ints, fields: Sequence[Choice]) -> list[Any]:
         if not len(positions):
             return []
-        if len(positions) <= FEW and (datapoints := self._read_few(positions, choices)) is not None:
+        if len(positions) <= FEW and (datapoints := self._read_few(positions, fields)) is not None:
             return datapoints
-        values, order = await self._read(positions, choices)
-        return as_datapoints(values, choices, len(positions), order)
+        values, order = await self._read(positions, fields)
+        return as_datapoints(values, fields, len(positions), order)
 
     async def _fetch_undecoded(self, indices: Any, mask: Any) -> Calls[list[Any]] | None:
         if self._state != 'open':

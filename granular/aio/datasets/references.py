@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 
 from granular._support.indexing import Ints, cut_into
 from granular.aio.bags.bag import Bag
-from granular.aio.bags.records import Rows, read_records
+from granular.aio.bags.records import Adjacent, Rows, compared, read_joined
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.fanout import retry_if_corrupt
 from granular.errors import CorruptDatasetError
 from granular.formats.bit_packing import pack
 from granular.formats.dataset_index import ANY, RUNS, SAME
-from granular.formats.layout import Spec, is_sequence, unpack_refs
+from granular.formats.layout import Spec, is_sequence, unpack_many_refs, unpack_refs
 
 Referenced = tuple[Ints, Ints]
 """The first record and the number of records of datapoints, both of shape (datapoints, keys); in the columns layout, of
@@ -97,10 +97,19 @@ def unpack_rows(rows: Rows, records: list[bytes], spec: Spec) -> tuple[Ints, Int
         raise
 
 
+def unpack_joined(rows: Rows, records: Adjacent, spec: Spec) -> tuple[Ints, Ints]:
+    """Return the result of ``unpack_rows`` for many records, after they were compared with their checksums."""
+    compared(rows, records, False)
+    try:
+        return unpack_many_refs(records.data, records.limits, spec, 'references')
+    except CorruptDatasetError:
+        return unpack_rows(rows, records.split(), spec)  # raises an error that names the bag
+
+
 async def _read_references(refs: Bag, spec: Spec, indices: range) -> tuple[Ints, Ints]:
     async def read() -> tuple[Ints, Ints]:
-        records = await read_records(Rows.of(refs, np.arange(indices.start, indices.stop)))
-        first, count = await offload(unpack_refs, records, spec, refs.name)
+        rows = Rows.of(refs, np.arange(indices.start, indices.stop))
+        first, count = await offload(unpack_joined, rows, await read_joined(rows), spec)
         if (first < 0).any() or (count < 0).any() or (first + count >> 32).any():
             raise CorruptDatasetError(
                 f'{refs.name}: references of datapoints {indices.start} to {indices.stop} point to no records'

@@ -13,17 +13,18 @@ from granular._support.typing import Datapoint_co
 from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity
 from granular.aio.datasets.codec import Decoders
+from granular.aio.datasets.column_reads import Read
 from granular.aio.datasets.columns import Choice, Columns
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
-from granular.aio.datasets.masks import Mask
 from granular.aio.datasets.picks import Concatenation, Datasets, Picks
-from granular.aio.datasets.reader import DatapointReader, DatasetReader, Read, T, columns_of, reader_of
+from granular.aio.datasets.reader import DatapointReader, DatasetReader, T, columns_of, reader_of
 from granular.aio.datasets.shard_opener import ShardOpener, Shards, Shared
 from granular.aio.datasets.shards import check_series
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
+from granular.aio.pipeline.data_source import Mask
 from granular.aio.runtime.lifecycle import check_open
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload

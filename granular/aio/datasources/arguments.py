@@ -9,7 +9,6 @@ from granular.aio.paths.pure import AnyPath, PurePath
 from granular.errors import InvalidArgumentError, UnknownKeyError
 
 Paths = AnyPath | Sequence[AnyPath]
-Mask = Iterable[str] | Mapping[str, bool] | None
 
 
 def as_paths(paths: Any) -> tuple[Path, ...]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -18,13 +19,10 @@ from granular.aio.datasets.shards import describe_unfinished, shards_of
 from granular.aio.datasources.arguments import Paths
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource, files_of_parts
 from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, no_split, of_pattern
-from granular.aio.datasources.discovery.names import ENDINGS, format_of, kind_of, pair_of
+from granular.aio.datasources.discovery.names import ENDINGS, FORMATS, format_of, kind_of, pair_of
 from granular.aio.datasources.indexed_files import IndexedFiles, files_of
 from granular.aio.datasources.lerobot import INFO, LeRobotDataSource
-from granular.aio.datasources.megatron.source import MegatronDataSource, index_beside
-from granular.aio.datasources.parquet.source import ParquetDataSource
-from granular.aio.datasources.tfrecord.source import TFRecordDataSource
-from granular.aio.datasources.webdataset.source import WebDatasetDataSource
+from granular.aio.datasources.megatron.source import index_beside
 from granular.aio.paths.path import Path, has_optional, is_pattern
 from granular.aio.runtime.lifecycle import ensure_open, opening
 from granular.aio.runtime.tasks import gather
@@ -37,15 +35,6 @@ from granular.formats.layout import shard_name
 
 Opened = DatasetReader | ShardedDatasetReader | Any
 """A reader of a dataset; Any stands for those of other files, so that programs use a dataset without a cast."""
-
-CLASSES: Final[Mapping[str, Any]] = {
-    'parquet': ParquetDataSource,
-    'arrayrecord': ArrayRecordDataSource,
-    'webdataset': WebDatasetDataSource,
-    'tfrecord': TFRecordDataSource,
-    'megatron': MegatronDataSource,
-}
-"""The readers of files by their format, of which ``ENDINGS`` has the ends of their names."""
 
 _STORE: Final = 'options of the store, such as config, key or endpoint_url, belong to granular.Path(...)'
 _PACKED: Final = ('.tar.gz', '.tgz', '.tar.zst', '.tar.xz', '.tar.bz2')
@@ -112,8 +101,8 @@ async def open(  # noqa: A001
     files = [Path(file, fs=fs) for file in (path if isinstance(path, list | tuple) else (path,))]
     if (opener := _of_others(None if several else files[0], format)) is not None:
         return await offload(functools.partial(opener, path, **options))
-    if format is not None and format not in CLASSES:
-        raise InvalidArgumentError(f'format: expected one of {", ".join(CLASSES)}, got {format!r:.100}')
+    if format is not None and format not in FORMATS:
+        raise InvalidArgumentError(f'format: expected one of {", ".join(FORMATS)}, got {format!r:.100}')
     _refuse_options(path, options)
     if several:
         _refuse_split(split, counted(len(files), 'file'))
@@ -125,7 +114,7 @@ async def open(  # noqa: A001
         refuse_packed([] if found.entries else [found.base / name for name in found.left_out])
         if not found.entries and any(map(kind_of, found.left_out)):
             raise found.nothing()
-        if found.format not in CLASSES:
+        if found.format not in FORMATS:
             raise _not_one_format(found.name, [*found.paths, *(found.base / name for name in found.left_out)])
         return await _open_found(found, decoders, options)
     if not format_of(folder.name) and folder.suffix != '.bag' and format is None:
@@ -146,17 +135,25 @@ async def open(  # noqa: A001
     return await _open_folder(folder, format, split, decoders, options)
 
 
+def class_of(format: str) -> Any:
+    """Return the data source of a format."""
+    module, _, name = FORMATS[format].source.rpartition('.')
+    return getattr(importlib.import_module(module), name)
+
+
 def _of_others(file: Path | None, format: str | None) -> Any:
     """Return the function of another package that opens files of a format, or with the suffix of a name."""
     if format is not None:
-        return None if format in CLASSES else plugin('granular.sources', format)
+        return None if format in FORMATS else plugin('granular.sources', format)
     suffix = '' if file is None or format_of(file.name) else file.suffix.removeprefix('.')
     return None if suffix in ('', 'bag') else plugin('granular.sources', suffix)
 
 
 def _refuse_options(path: Paths, options: Mapping[str, Any]) -> None:
     """Raise ``InvalidArgumentError`` for options that no reader has, before anything is asked for."""
-    readers = (DatasetReader, ShardedDatasetReader, BagReader, LeRobotDataSource, *CLASSES.values())
+    if not options:
+        return
+    readers = (DatasetReader, ShardedDatasetReader, BagReader, LeRobotDataSource, *map(class_of, FORMATS))
     known = {name for reader in readers for name in _options(reader)}
     if unknown := sorted(options.keys() - known):
         close = [f'for {name}, pass {" or ".join(found)}' for name in unknown if (found := _similar(name, known))]
@@ -218,7 +215,7 @@ async def _open_folder(
     found = await in_folder(folder, format or '', split)
     if not found.entries and (found.format or any(map(kind_of, found.left_out))):
         raise found.nothing()
-    if found.format not in CLASSES:
+    if found.format not in FORMATS:
         raise _nothing(folder, names)
     return await _open_found(found, decoders, options)
 
@@ -308,7 +305,7 @@ def _unknown(file: Path) -> NotFoundError:
 
 
 async def _open_found(found: Discovery, decoders: Any, options: dict[str, Any]) -> Opened:
-    opened = await _open(CLASSES[found.format], Files.from_discovery(found), decoders, options)
+    opened = await _open(class_of(found.format), Files.from_discovery(found), decoders, options)
     found.warn()
     return opened
 
@@ -320,7 +317,7 @@ async def _open_files(
     refuse_packed([] if format else files)
     if len(kinds) != 1 or '' in kinds:
         raise _not_one_format(name, files)
-    return await _open(CLASSES[kinds.pop()], files, decoders, options)
+    return await _open(class_of(kinds.pop()), files, decoders, options)
 
 
 def _not_one_format(name: str, files: Sequence[Path]) -> InvalidArgumentError:

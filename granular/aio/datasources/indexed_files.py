@@ -9,12 +9,12 @@ import numpy as np
 from granular._support.indexing import Ints, grouped, index_of, indices_of, placed
 from granular._support.typing import Datapoint_co
 from granular.aio.bags.identity import Identity, PinnedSource
-from granular.aio.datasources.arguments import Mask, Paths, names_in
+from granular.aio.datasources.arguments import Paths, names_in
 from granular.aio.datasources.discovery.discover import Files
 from granular.aio.datasources.scanning import Index, forget_indices
 from granular.aio.http.reply import Reply
 from granular.aio.paths.path import Path
-from granular.aio.pipeline.data_source import OpenedDataSource
+from granular.aio.pipeline.data_source import Mask, MaskedSource, OpenedDataSource
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Request, Store
@@ -60,7 +60,7 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     Those of a folder or a pattern are found when it is opened.
     """
 
-    _format: str  # a key of ``ENDINGS``
+    _format: str  # a key of ``FORMATS``
 
     def __init__(self, paths: Paths | Files, *, split: str | None = None) -> None:
         super().__init__()
@@ -183,7 +183,9 @@ async def bytes_from(path: Path, tail: Reply, start: int) -> bytes:
     return rest + tail.data
 
 
-class MaskedFiles(IndexedFiles[Index, Datapoint_co]):
+class MaskedFiles(
+    MaskedSource[tuple[str, ...], Datapoint_co], IndexedFiles[Index, Datapoint_co], Generic[Index, Datapoint_co]
+):
     """Files whose datapoints are dicts, of which a mask selects fields."""
 
     _named = 'fields'  # for errors
@@ -192,55 +194,7 @@ class MaskedFiles(IndexedFiles[Index, Datapoint_co]):
     @abc.abstractmethod
     def _available(self) -> tuple[str, ...]: ...
 
-    @abc.abstractmethod
-    async def _read_rows(self, positions: Ints, names: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Return some fields of datapoints, which exist."""
-
-    @abc.abstractmethod
-    async def _read_columns(self, positions: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
-        """Return the values of some fields of datapoints, which exist, by field."""
-
-    @overload
-    async def get(self, index: SupportsIndex, mask: Mask) -> dict[str, Any]: ...
-    @overload
-    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
-    @overload
-    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
-    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
-        """Return a datapoint, or ``{field: [values]}`` for a slice; every datapoint of a slice must have all fields.
-
-        Args:
-          index: an integer, negative from the end, or a slice.
-          mask: the fields (columns) to read; a datapoint that lacks one is returned without it.
-
-        Raises:
-          OutOfRangeError: an ``IndexError``, for an index past the end.
-          UnknownKeyError: a ``KeyError``, for a field that no datapoint has, or that one of a slice lacks.
-        """
-        await self._ensure_open()
-        names = self._choose(mask)
-        if isinstance(index, slice | range):
-            return await self._read_columns(indices_of(index, len(self), self._name), names)
-        return (await self._read_rows(np.array([index_of(index, len(self), self._name)]), names))[0]
-
-    @overload
-    async def fetch(self, indices: Any, mask: Mask) -> list[dict[str, Any]]: ...
-    @overload
-    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
-    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
-        """Return many datapoints, read from all files concurrently.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-          mask: as for ``get``.
-
-        Returns:
-          The datapoints, in the order requested.
-        """
-        await self._ensure_open()
-        return await self._read_rows(indices_of(indices, len(self), self._name), self._choose(mask))
-
-    def _choose(self, mask: Mask) -> tuple[str, ...]:
+    def _chosen(self, mask: Mask) -> tuple[str, ...]:
         """Return the fields that a mask selects."""
         available = self._available
         return available if mask is None else names_in(mask, available, self._named, self._name)

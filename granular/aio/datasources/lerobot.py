@@ -3,27 +3,29 @@
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Self, SupportsIndex, TypeVar, overload
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from granular._support.indexing import Ints, grouped, index_of, indices_of, integers_of, placed
+from granular._support.indexing import Ints, cut_into, grouped, indices_of, integers_of, placed
 from granular._support.lazy import import_extra
 from granular._support.typing import Datapoint_co
 from granular.aio.datasets.clips import Clips, FrameTables, frames_of
 from granular.aio.datasets.steps import Steps, Values
-from granular.aio.datasources.arguments import Mask, names_in
+from granular.aio.datasources.arguments import names_in
 from granular.aio.datasources.indexed_files import read_files
 from granular.aio.datasources.parquet.source import ParquetDataSource
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.pipeline.data_source import OpenedDataSource
+from granular.aio.pipeline.data_source import Mask, MaskedSource
 from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads
 from granular.aio.stores import Request, Stat
 from granular.errors import ClosedError, CorruptDatasetError, DecodeError, NotFoundError, UnsupportedError
 from granular.formats import decode_image
+from granular.formats.frames import FrameTable
 
 T = TypeVar('T')
 
@@ -32,7 +34,7 @@ _VERSIONS: Final = ('v2.', 'v3.')
 _TASK: Final = 'task'
 
 
-class LeRobotDataSource(OpenedDataSource[Datapoint_co]):
+class LeRobotDataSource(MaskedSource[tuple[str, ...], Datapoint_co]):
     """Random access to the episodes of a dataset of LeRobot, version 2 or 3, on a disk or in a bucket.
 
     ::
@@ -235,46 +237,45 @@ class LeRobotDataSource(OpenedDataSource[Datapoint_co]):
 
     # --- episodes
 
-    @overload
-    async def get(self, index: SupportsIndex, mask: Mask) -> dict[str, Any]: ...
-    @overload
-    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
-    @overload
-    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
-    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
-        """Return an episode, or ``{key: [values]}`` for a slice.
+    def _chosen(self, mask: Mask) -> tuple[str, ...]:
+        return self._fields if mask is None else names_in(mask, self._fields, 'fields', self._name)
 
-        Args:
-          index: an integer, negative from the end, or a slice.
-          mask: the keys to read.
-        """
-        await self._ensure_open()
-        if isinstance(index, slice | range):
-            episodes = await self.fetch(index, mask)
-            return {key: [episode[key] for episode in episodes] for key in self._chosen(mask)}
-        return (await self.fetch([index_of(index, len(self), self._name)], mask))[0]
+    async def _read_columns(self, positions: Ints, fields: tuple[str, ...]) -> dict[str, list[Any]]:
+        episodes = await self._read_rows(positions, fields)
+        return {key: [episode[key] for episode in episodes] for key in fields}
 
-    @overload
-    async def fetch(self, indices: Any, mask: Mask) -> list[dict[str, Any]]: ...
-    @overload
-    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
-    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
-        """Return many episodes, in the order of the indices.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-          mask: as for ``get``.
-        """
-        await self._ensure_open()
-        positions, keys = indices_of(indices, len(self), self._name), self._chosen(mask)
+    async def _read_rows(self, positions: Ints, fields: tuple[str, ...]) -> list[Any]:
         if not len(positions):
             return []
         once, again = np.unique(positions, return_inverse=True)
-        values = await self.read([Steps(key, once, np.diff(self._starts)[once]) for key in keys])
-        return [{key: copy.copy(own[i]) for key, own in zip(keys, values, strict=True)} for i in again.tolist()]
+        values = await self.read([Steps(key, once, np.diff(self._starts)[once]) for key in fields])
+        return [{key: copy.copy(own[i]) for key, own in zip(fields, values, strict=True)} for i in again.tolist()]
 
-    def _chosen(self, mask: Mask) -> tuple[str, ...]:
-        return self._fields if mask is None else names_in(mask, self._fields, 'fields', self._name)
+    async def _fetch_stored(self, positions: Ints, keys: Sequence[str]) -> list[dict[str, Any]]:
+        once, again = np.unique(positions, return_inverse=True)
+        columns = await gather([self._stored(key, once) for key in keys]) if len(once) else []
+        return [{key: copy.copy(own[i]) for key, own in zip(keys, columns, strict=True)} for i in again.tolist()]
+
+    async def _stored(self, key: str, episodes: Ints) -> Values:
+        """Return the value of each episode, as it is stored."""
+        kind = self._kinds.get(key)
+        if kind == 'video':
+            return await self._stored_videos(key, episodes)
+        wanted = Steps(key, episodes, np.diff(self._starts)[episodes])
+        return await (self._stored_images(wanted) if kind == 'image' else self._read_key(wanted))
+
+    async def _stored_images(self, wanted: Steps) -> list[Any]:
+        counts = wanted.lengths
+        datapoints, steps = wanted._replace(begins=np.zeros_like(counts), stops=counts).each()
+        rows = self._starts[datapoints] + steps
+        values = [row[wanted.key] for row in await self._table_of_rows().fetch(rows, (wanted.key,))]
+        for row, value in zip(rows.tolist(), values, strict=True):
+            if not isinstance(value, Mapping) or not isinstance(value.get('bytes'), bytes):
+                raise UnsupportedError(
+                    f'{self._name}: row {row}, key {wanted.key!r}: expected the bytes of an image in the table, got '
+                    f'{value!r:.100}'
+                )
+        return cut_into([value['bytes'] for value in values], counts.tolist())
 
     async def read(self, wanted: Sequence[Steps]) -> list[Values]:
         """Return values of keys by their steps, or whole, in the order of the steps, or of the episodes."""
@@ -291,14 +292,11 @@ class LeRobotDataSource(OpenedDataSource[Datapoint_co]):
         if self._kinds.get(wanted.key) == 'video':
             return await self._read_frames(wanted)
         datapoints, steps = wanted.each()
-        return await self._read_rows(wanted.key, self._starts[datapoints] + steps)
+        return await self._read_values(wanted.key, self._starts[datapoints] + steps)
 
-    async def _read_rows(self, key: str, rows: Ints) -> Values:
-        if (source := self._rows) is None:
-            self._check_open()
-            raise ClosedError(f'{self._name} is closed')
+    async def _read_values(self, key: str, rows: Ints) -> Values:
         name = 'task_index' if key not in self._kinds else key
-        values = [row[name] for row in await source.fetch(rows, (name,))]
+        values = [row[name] for row in await self._table_of_rows().fetch(rows, (name,))]
         if key not in self._kinds:
             if unknown := {int(value) for value in values} - self._tasks.keys():
                 raise CorruptDatasetError(f'{self._name}: no text for the tasks {sorted(unknown)!s:.100}')
@@ -313,6 +311,12 @@ class LeRobotDataSource(OpenedDataSource[Datapoint_co]):
         array = array.astype(kind, copy=False)
         return array.reshape(-1, *shape) if array.ndim > 2 else array
 
+    def _table_of_rows(self) -> ParquetDataSource[Any]:
+        if (source := self._rows) is None:
+            self._check_open()
+            raise ClosedError(f'{self._name} is closed')
+        return source
+
     def _decoded(self, value: Any, key: str, row: int) -> Any:
         try:
             return decode_image(value['bytes'])
@@ -325,47 +329,145 @@ class LeRobotDataSource(OpenedDataSource[Datapoint_co]):
     # --- frames
 
     async def _read_frames(self, wanted: Steps) -> Values:
-        files, numbers, starts = self._videos[wanted.key]
         episodes, steps, lengths = wanted.once()
+        videos = await self._open_videos(wanted.key, episodes)
+        clips = Clips(videos.tables, [videos.frames(i, *own) for i, own in enumerate(zip(steps, lengths, strict=True))])
+        owners, begins, ends = clips.spans
+        parts = await videos.read(owners, begins, ends)
+        decoded = await videos.in_threads(lambda i: clips.decode(i, parts))
+        return [frame for clip in decoded for frame in clip]
+
+    async def _stored_videos(self, key: str, episodes: Ints) -> list[bytes]:
+        """Return the video of each episode, as a file with its frames as they are stored."""
+        videos = await self._open_videos(key, episodes)
+        lengths = np.diff(self._starts)[episodes].tolist()
+        frames = [videos.frames(i, np.arange(length), length) for i, length in enumerate(lengths)]
+        spans = [videos.span(i, own) for i, own in enumerate(frames)]
+        parts = await videos.read(np.arange(len(episodes)), *np.array(spans, np.int64).T)
+        return await videos.in_threads(lambda i: videos.cut(i, frames[i], parts[i]))
+
+    async def _open_videos(self, key: str, episodes: Ints) -> '_Videos':
+        files, numbers, starts = self._videos[key]
         own = numbers[episodes]
         distinct, again = np.unique(own, return_inverse=True)
         paths = [files[i] for i in distinct.tolist()]
         await gather([self._stat(path) for path in paths if path not in self._stats])
-        sizes = [self._stats[path].size for path in paths]
-
-        async def read(videos: Ints, begins: Ints, ends: Ints) -> list[bytes]:
-            groups = grouped(videos)
-            requests = [
-                (paths[i].store, Request(paths[i].key, begins[own], ends[own], self._stats[paths[i]].version))
-                for i, own in groups
-            ]
-            return placed(groups, await read_files(requests), len(videos)) if groups else []
-
-        async def in_threads(call: Callable[[int], T], videos: Sequence[int]) -> list[T]:
-            def named(number: int) -> T:
-                try:
-                    return call(videos[number])
-                except DecodeError as error:
-                    path = paths[int(again[videos[number]]) if call is decode else videos[number]]
-                    raise DecodeError(f'{path}: {error}', path=f'{path}', key=wanted.key) from error
-
-            return await map_threads(named, len(videos))
-
-        of_files = await self._tables.of(paths, sizes, read, in_threads)
-        tables = [of_files[i] for i in again.tolist()]
-        frames = [
-            frames_of(table, part + starts[episode] * self._fps, length, self._fps, f'{self._name}: episode {episode}')
-            for table, part, length, episode in zip(tables, steps, lengths, episodes.tolist(), strict=True)
-        ]
-        clips = Clips(tables, frames)
-        videos, begins, ends = clips.spans
-        parts = await read(again[videos], begins, ends)
-
-        def decode(i: int) -> Any:
-            return clips.decode(i, parts)
-
-        decoded = await in_threads(decode, range(len(tables)))
-        return [frame for clip in decoded for frame in clip]
+        names = [f'{self._name}: episode {episode}, key {key!r}' for episode in episodes.tolist()]
+        alone = (np.bincount(numbers)[own] == 1) & (starts[episodes] == 0)
+        videos = _Videos(key, paths, again, [self._stats[path] for path in paths], starts[episodes], alone, names)
+        await videos.open(self._tables, self._fps)
+        return videos
 
     async def _stat(self, path: Path) -> None:
         self._stats[path] = await path.stat()
+
+
+class _Videos:
+    """The video of each of some episodes: a file of its own, or a part of one.
+
+    ``paths`` are the files, ``files`` the number of the file of each episode, ``starts`` the seconds at which it begins
+    there; ``alone`` is True for an episode that has its file alone.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        paths: Sequence[Path],
+        files: Ints,
+        stats: Sequence[Stat],
+        starts: NDArray[np.float64],
+        alone: NDArray[np.bool_],
+        names: Sequence[str],
+    ) -> None:
+        self._key = key
+        self._paths = paths
+        self._files = files
+        self._stats = stats
+        self._starts = starts
+        self._alone = alone
+        self._names = names
+        self.tables: list[FrameTable] = []  # by episode
+
+    async def open(self, tables: FrameTables, fps: float) -> None:
+        """Read the tables of the files that are not known."""
+        self._fps = fps
+        sizes = [stat.size for stat in self._stats]
+        names = [f'{path}' for path in self._paths]
+        of_files = await tables.of(
+            self._paths, sizes, self._read_files, lambda call, files: self._in_threads(call, files, names)
+        )
+        self.tables = [of_files[i] for i in self._files.tolist()]
+
+    def frames(self, i: int, steps: Ints, length: int) -> Ints:
+        """Return the frames of the file of an episode that are shown at some of its steps."""
+        return frames_of(self.tables[i], steps + self._starts[i] * self._fps, length, self._fps, self._names[i])
+
+    async def read(self, episodes: Ints, begins: Ints, ends: Ints) -> list[bytes]:
+        """Return byte ranges of the files of episodes, by the number of each episode."""
+        return await self._read_files(self._files[episodes], begins, ends)
+
+    async def in_threads(self, call: Callable[[int], T]) -> list[T]:
+        """Call a function for the number of each episode."""
+        return await self._in_threads(
+            call, range(len(self._files)), [f'{self._paths[i]}' for i in self._files.tolist()]
+        )
+
+    def span(self, i: int, frames: Ints) -> tuple[int, int]:
+        """Return where the bytes of the frames of an episode begin and end in its file."""
+        if self._alone[i]:
+            return 0, self._stats[self._files[i]].size
+        try:
+            return self.tables[i].cut_span(int(frames[0]), int(frames[-1]))
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                f'{self._names[i]}: its frames are not cut out of {self._paths[self._files[i]]} as they are stored: '
+                f'{error}: pass granular.MapDataset.source(source), of which decoded frames are converted'
+            ) from error
+
+    def cut(self, i: int, frames: Ints, part: bytes) -> bytes:
+        """Return a file with the frames of an episode, given the bytes of its span."""
+        if self._alone[i]:
+            return part
+        first, last, steps = int(frames[0]), int(frames[-1]), np.arange(len(frames))
+        out = self.tables[i].cut(first, last, float(self._starts[i]), part)
+        found = frames_of(FrameTable(len(out), [(0, out)]), steps, len(steps), self._fps, self._names[i])
+        if not np.array_equal(found, frames - first):
+            raise UnsupportedError(f'{self._names[i]}: its frames have other times in a file of their own')
+        return out
+
+    async def _read_files(self, files: Ints, begins: Ints, ends: Ints) -> list[bytes]:
+        groups = grouped(files)
+        requests = [
+            (self._paths[i].store, Request(self._paths[i].key, begins[own], ends[own], self._stats[i].version))
+            for i, own in groups
+        ]
+        return placed(groups, await read_files(requests), len(files)) if groups else []
+
+    async def _in_threads(self, call: Callable[[int], T], numbers: Sequence[int], names: Sequence[str]) -> list[T]:
+        def named(i: int) -> T:
+            number = numbers[i]
+            try:
+                return call(number)
+            except DecodeError as error:
+                raise DecodeError(f'{names[number]}: {error}', path=names[number], key=self._key) from error
+
+        return await map_threads(named, len(numbers))
+
+
+async def fetch_stored(
+    source: LeRobotDataSource[Any], indices: Any, keys: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """Return episodes whose videos and images are files, as they are stored: a video for each camera, an image for each
+    step.
+
+    Raises:
+      UnsupportedError: for a video that is a part of a file and begins with no key frame, and for images beside the
+        table; it names the episode.
+    """
+    await ensure_open(source)
+    return await source._fetch_stored(indices_of(indices, len(source), source._name), source._chosen(keys))
+
+
+def kinds_of(source: LeRobotDataSource[Any]) -> dict[str, str]:
+    """Return the dtype of each key of an open source, or ``'video'``, ``'image'`` or ``'string'``."""
+    return {key: source._kinds.get(key, 'string') for key in source.fields}

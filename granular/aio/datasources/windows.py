@@ -44,6 +44,7 @@ Border = Literal['pad', 'drop']
 
 _INEXACT: Final = 1e-4  # seconds between an offset and its step
 _FARTHEST: Final = 1 << 30  # steps between a window and its values
+_MOST: Final = 1 << 26  # values of a key in a window
 _NUMBERS: Final = (np.ndarray, np.generic, int, float)
 _WHOLE: Final = None  # in place of offsets
 
@@ -121,11 +122,11 @@ class Windows(SequenceSource[Window]):
         # Of its own, and without arrays, which repr shortens: states and pickles have it.
         self._given = {k: own.tolist() if isinstance(own, np.ndarray) else copy.copy(own) for k, own in windows.items()}
         self._offsets = {key: _offsets_of(key, offsets, fps) for key, offsets in windows.items()}
-        stepped = [offsets for offsets in self._offsets.values() if offsets is not _WHOLE]
+        stepped = [_ends_of(offsets) for offsets in self._offsets.values() if offsets is not _WHOLE]
         if not stepped:
             raise InvalidArgumentError('windows: expected the offsets of a key, got True for all of them')
-        self._least = min(0, *(int(offsets.min()) for offsets in stepped))
-        self._most = max(0, *(int(offsets.max()) for offsets in stepped))
+        self._least = min(0, *(least for least, _ in stepped))
+        self._most = max(0, *(most for _, most in stepped))
         if border == 'pad' and (taken := [key for key in windows if f'{key}_is_pad' in windows]):
             raise InvalidArgumentError(f"windows: {taken[0]}_is_pad is the mask of {taken[0]!r}: pass border='drop'")
         self._stride = check_integer('stride', stride, 1, MOST)
@@ -252,13 +253,14 @@ class Windows(SequenceSource[Window]):
 
         return await map_threads(window, len(indices))
 
-    def _view(self, key: str, offsets: Ints | None, episodes: Ints, steps: Ints) -> '_View':
+    def _view(self, key: str, offsets: range | Ints | None, episodes: Ints, steps: Ints) -> '_View':
         lengths = np.diff(self._starts)
         if offsets is _WHOLE:
             once, again = np.unique(episodes, return_inverse=True)
             return _Shared(Steps(key, once, lengths[once]), again)
-        kind = _Range if (np.diff(offsets) == 1).all() else _Picked
-        return kind(key, self._starts, episodes, steps, offsets, self._fps)
+        kind: Any = _Range if isinstance(offsets, range) else _Picked
+        view: _View = kind(key, self._starts, episodes, steps, offsets, self._fps)
+        return view
 
 
 class _View(abc.ABC):
@@ -289,9 +291,11 @@ class _Shared(_View):
 class _Range(_View):
     """Values at consecutive steps: those of windows that overlap are one run."""
 
-    def __init__(self, key: str, starts: Ints, episodes: Ints, steps: Ints, offsets: Ints, fps: float | None) -> None:
+    def __init__(self, key: str, starts: Ints, episodes: Ints, steps: Ints, offsets: range, fps: float | None) -> None:
         lasts = starts[episodes + 1] - starts[episodes] - 1
-        self._count, self._lasts, self._from = len(offsets), lasts, steps + offsets[0]
+        self._count = len(offsets)
+        self._lasts = lasts
+        self._from = steps + offsets[0]
         begins = np.clip(self._from, 0, lasts)
         self._sizes = np.clip(self._from + self._count - 1, 0, lasts) + 1 - begins
         codes = starts[episodes] + begins  # of steps of all episodes, one behind the other
@@ -368,26 +372,36 @@ def _unpickled(reader: Any, windows: Any, stride: int, border: Border, options: 
     return Windows(reader, windows, stride, border, **options)
 
 
-def _offsets_of(key: str, given: Any, fps: float | None) -> Ints | None:
-    """Return the offsets of a key in steps; None if its value is read whole."""
+def _offsets_of(key: str, given: Any, fps: float | None) -> range | Ints | None:
+    """Return the offsets of a key in steps, as a range if they are consecutive; None if its value is read whole."""
     if given is True:
         return _WHOLE
+    offsets: range | Ints
     if isinstance(given, tuple):
         if len(given) != 2:
             raise InvalidArgumentError(f'windows: {key!r}: expected a pair (start, stop), got {given!r:.100}')
         start, stop = (check_integer(f'windows: {key!r}', limit, -_FARTHEST, _FARTHEST) for limit in given)
-        offsets = np.arange(start, stop)
+        offsets = range(start, stop)
     elif isinstance(given, int | np.integer) or not hasattr(given, '__len__'):
-        offsets = np.arange(check_integer(f'windows: {key!r}', given, 1, _FARTHEST))
+        offsets = range(check_integer(f'windows: {key!r}', given, 1, _FARTHEST))
+    elif len(given) > _MOST:
+        offsets = range(len(given))
     elif len(given) and np.asarray(given).dtype.kind == 'f':
         offsets = _steps_at(key, np.asarray(given, np.float64), fps)
     else:
         offsets = integers_of(given, f'windows: {key!r}')
-    if not len(offsets) or np.abs(offsets).max() > _FARTHEST:
+    if not 1 <= len(offsets) <= _MOST or max(map(abs, _ends_of(offsets))) > _FARTHEST:
         raise InvalidArgumentError(
-            f'windows: {key!r}: expected offsets from {-_FARTHEST} to {_FARTHEST}, at least one, got {given!r:.100}'
+            f'windows: {key!r}: expected 1 to {_MOST} offsets from {-_FARTHEST} to {_FARTHEST}, got {given!r:.100}'
         )
+    least, most = _ends_of(offsets)
+    if not isinstance(offsets, range) and most - least == len(offsets) - 1 and (np.diff(offsets) == 1).all():
+        return range(least, most + 1)
     return offsets
+
+
+def _ends_of(offsets: range | Ints) -> tuple[int, int]:
+    return (offsets[0], offsets[-1]) if isinstance(offsets, range) else (int(offsets.min()), int(offsets.max()))
 
 
 def _steps_at(key: str, seconds: NDArray[np.float64], fps: float | None) -> Ints:
@@ -405,7 +419,7 @@ def _steps_at(key: str, seconds: NDArray[np.float64], fps: float | None) -> Ints
     return steps.astype(np.int64)
 
 
-def _step_source(reader: Any, offsets: Mapping[str, Ints | None]) -> StepSource:
+def _step_source(reader: Any, offsets: Mapping[str, range | Ints | None]) -> StepSource:
     if isinstance(reader, DatasetReader | ShardedDatasetReader):
         return _Stored(reader, offsets)
     if isinstance(reader, LeRobotDataSource):
@@ -416,7 +430,7 @@ def _step_source(reader: Any, offsets: Mapping[str, Ints | None]) -> StepSource:
 class _Stored:
     """The steps of a dataset of granular."""
 
-    def __init__(self, reader: AnyReader, offsets: Mapping[str, Ints | None]) -> None:
+    def __init__(self, reader: AnyReader, offsets: Mapping[str, range | Ints | None]) -> None:
         self._reader = reader
         self._keys = {key: own is _WHOLE for key, own in offsets.items()}
 
@@ -444,7 +458,7 @@ class _Stored:
 class _Told:
     """The steps of a source that reads them itself."""
 
-    def __init__(self, source: LeRobotDataSource[Any], offsets: Mapping[str, Ints | None]) -> None:
+    def __init__(self, source: LeRobotDataSource[Any], offsets: Mapping[str, range | Ints | None]) -> None:
         self._source = source
         self._keys = list(offsets)
 
@@ -462,7 +476,7 @@ class _Told:
 class _Fetched:
     """The steps of any other source, whose elements are read whole."""
 
-    def __init__(self, source: Source, offsets: Mapping[str, Ints | None]) -> None:
+    def __init__(self, source: Source, offsets: Mapping[str, range | Ints | None]) -> None:
         if source.endless or source.sparse:
             raise InvalidArgumentError(
                 f'{source.describe()}: expected episodes that are known by their number: windows come before repeat, '

@@ -292,7 +292,9 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def _end_expected(self, exchange: Exchange) -> None:
-        self.exchange = self.destination = self._left = None
+        self.exchange = None
+        self.destination = None
+        self._left = None
         self.begun = False
         self._informed = 0
         self._used = True

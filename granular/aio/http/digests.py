@@ -25,7 +25,7 @@ _OFFLOADED: Final = 256 * KiB  # from this size on, a checksum would block the l
 _ETAG: Final = re.compile(r'"?([0-9a-fA-F]{32})"?')
 
 
-_DIGESTS: Final[dict[str, Callable[[Data], bytes]]] = {
+DIGESTS: Final[dict[str, Callable[[Data], bytes]]] = {
     'crc32c': lambda data: crc32c(bytes(data)).to_bytes(4, 'big'),  # which copies a view, but not bytes
     'crc32': lambda data: zlib.crc32(data).to_bytes(4, 'big'),
     'md5': lambda data: hashlib.md5(data, usedforsecurity=False).digest(),
@@ -35,10 +35,10 @@ _DIGESTS: Final[dict[str, Callable[[Data], bytes]]] = {
 
 
 @functools.cache
-def _find_crc64nvme() -> None:
+def find_crc64nvme() -> None:
     """Register S3's default checksum if AWS's library is installed: in Python, megabytes would take seconds."""
     if (checksums := import_if_installed('awscrt.checksums')) is not None:
-        _DIGESTS['crc64nvme'] = lambda data: checksums.crc64nvme(bytes(data)).to_bytes(8, 'big')
+        DIGESTS['crc64nvme'] = lambda data: checksums.crc64nvme(bytes(data)).to_bytes(8, 'big')
 
 
 def checksum_in(headers: Mapping[str, str], ranged: bool) -> tuple[str, str] | None:
@@ -51,8 +51,8 @@ def checksum_in(headers: Mapping[str, str], ranged: bool) -> tuple[str, str] | N
     google = dict(part.strip().split('=', 1) for part in headers.get('x-goog-hash', '').split(',') if '=' in part)
     amazon = not ranged and headers.get('x-amz-checksum-type', 'FULL_OBJECT') == 'FULL_OBJECT'
     if 'x-amz-checksum-crc64nvme' in headers:
-        _find_crc64nvme()
-    for kind in _DIGESTS:
+        find_crc64nvme()
+    for kind in DIGESTS:
         value = google.get(kind) or (headers.get(f'x-amz-checksum-{kind}') if amazon else None)
         if value and '-' not in value:
             return kind, value
@@ -77,7 +77,7 @@ def etag_md5(headers: Mapping[str, str]) -> str | None:
 
 async def digest(kind: str, data: Data) -> bytes:
     """Compute a checksum, in a thread if the data is large."""
-    return _DIGESTS[kind](data) if len(data) < _OFFLOADED else await offload(_DIGESTS[kind], data)
+    return DIGESTS[kind](data) if len(data) < _OFFLOADED else await offload(DIGESTS[kind], data)
 
 
 async def check_reported(headers: Mapping[str, str], data: Data, name: str, ranged: bool) -> bool:

@@ -33,7 +33,7 @@ from granular.config import IOConfig
 from granular.errors import GranularError
 from granular.metrics import StoreMetrics
 
-_KEEP: Final = 15.0  # seconds after which an idle connection is not reused: routers drop them silently
+KEEP: Final = 15.0  # seconds after which an idle connection is not reused: routers drop them silently
 _NAMES_FOR: Final = 60.0  # seconds for which the addresses of a host are cached
 _OPENING: Final = 512  # connections that are opened at a time: thousands would keep the loop busy beyond the timeout
 _NEXT_AFTER: Final = 0.5  # seconds after which another address of a host is tried as well
@@ -114,14 +114,14 @@ class Pool:
             ``TimeoutError``, ``ssl.SSLCertVerificationError`` and others.
         """
         origin = self._last = exchange.target.origin
-        connection = self.take(origin) or await self._connect(origin)
+        connection = self.take(origin) or await self.connect(origin)
         while True:
             exchange.future = self._loop.create_future()
             connection.send(exchange)
             try:
                 return await exchange.future
             except StaleError:  # a server may close a connection that was idle for seconds: that spends no attempt
-                connection = await self._connect(origin)
+                connection = await self.connect(origin)
             except asyncio.CancelledError:
                 exchange.drop()
                 raise
@@ -137,7 +137,7 @@ class Pool:
     def take(self, origin: Origin) -> Connection | None:
         if self._spare < _MOST_HEDGES:
             self._spare += self._config.hedge
-        idle, oldest = self._idle.get(origin), now() - _KEEP
+        idle, oldest = self._idle.get(origin), now() - KEEP
         while idle:
             connection = idle.pop()
             if connection.moved > oldest and not connection.transport.is_closing() and connection.is_silent():
@@ -174,7 +174,8 @@ class Pool:
                 connection.transport.abort()
                 break
 
-    async def _connect(self, origin: Origin) -> Connection:
+    async def connect(self, origin: Origin) -> Connection:
+        """Open a connection; raise an ``OSError``, as ``exchange`` does, if that fails or takes too long."""
         async with self._opening:
             if self._closed:
                 raise PoolClosedError
@@ -320,7 +321,7 @@ class Pool:
         self._judge(time)
         for connection in list(self.connections):
             if (exchange := connection.exchange) is None:
-                if connection.moved < time - _KEEP:
+                if connection.moved < time - KEEP:
                     connection.transport.abort()
             elif (stall := self._stall(connection, exchange, time)) is not None:
                 connection.fail(StalledReplyError(stall) if connection.begun else TimeoutError(stall))
@@ -369,7 +370,7 @@ class Pool:
     async def _ask_again(self, exchange: Exchange) -> None:
         origin = exchange.target.origin
         try:
-            connection = self.take(origin) or await self._connect(origin)
+            connection = self.take(origin) or await self.connect(origin)
         except OSError as error:
             logger.info('%s: not asked again: %s', origin.host, error)
             return

@@ -124,7 +124,9 @@ class Attempts:
         self._row = 0  # all attempts since then
         self._sent = 0  # all attempts
         self._bad_replies = 0
-        self._started = self._renewed = self._began = time.monotonic()  # of the operation, its time, the last attempt
+        self._started = time.monotonic()  # of the operation
+        self._renewed = self._started  # of its time
+        self._began = self._started  # of the last attempt
         self._gained = 0  # bytes since the last renewal of the time
         self._failed: float | None = None  # the time of the last failure, unless it was a wrong reply
         self._recovered: set[RecoverableKind] = set()
@@ -209,7 +211,9 @@ class Attempts:
         level = logging.INFO if self._row < _WARN_FROM else logging.WARNING
         logger.log(level, 'attempt %d failed, retrying in %.2f s: %s', self._sent, wait, failure.error)
         if progress:
-            self._count = self._sure = self._row = 0  # it does not burden a failing store
+            self._count = 0
+            self._sure = 0
+            self._row = 0  # it does not burden a failing store
         else:
             self._traffic.governor.failed()
         await self._wait(failure, wait)

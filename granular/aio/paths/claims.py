@@ -24,8 +24,8 @@ from granular.errors import AlreadyExistsError, BadReplyError, GranularError, No
 from granular.formats.base import parse_json
 
 _NAME: Final = re.compile(r'\.writer\.([0-9]{1,18})\.([0-9]{1,18})\.json')
-_RENEWED: Final = 300.0  # seconds
-_STALE: Final = 3 * _RENEWED
+RENEWED: Final = 300.0  # seconds
+_STALE: Final = 3 * RENEWED
 
 TakeOver = Literal['ended', 'stale', 'runs', 'unknown', 'any']
 
@@ -180,7 +180,7 @@ class Claim:
 async def _renew_regularly(reference: 'weakref.ref[Claim]') -> None:
     """Renew a claim until its writer is closed, or dropped without being closed."""
     while True:
-        await asyncio.sleep(_RENEWED)
+        await asyncio.sleep(RENEWED)
         if (claim := reference()) is None:
             return
         try:

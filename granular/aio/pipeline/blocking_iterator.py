@@ -8,9 +8,9 @@ from numpy.typing import ArrayLike
 
 from granular._support.typing import Element_co
 from granular.aio.pipeline.execution.hand_over import exclusively
-from granular.aio.pipeline.iterator import CursorHandle, StreamCursor
+from granular.aio.pipeline.iterator import CursorHandle, StreamCursor, cursor_of
 from granular.aio.pipeline.origins import Origins, traced_elements
-from granular.aio.pipeline.streams.flow import sum_stats
+from granular.aio.pipeline.streams.flow import Flow, sum_stats
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.lifecycle import Closing
 from granular.aio.runtime.portal import run, run_close
@@ -24,18 +24,20 @@ class DatasetIterator(CursorHandle, Closing, Iterator[Element_co]):
 
         iterator = iter(dataset.to_iter_dataset())
         element = next(iterator)
-        state = iterator.get_state()  # plain JSON
-        iterator.set_state(state)  # continues after that element
+        state = iterator.state_dict()  # plain JSON
+        iterator.load_state_dict(state)  # continues after that element
 
-    A subclass, for a subclass of ``IterDataset``, overrides ``__next__``, ``get_state`` and ``set_state``.
+    A subclass, for a subclass of ``IterDataset``, overrides ``__next__``, ``get_state`` and ``set_state``, as Grain's.
 
     Args:
       parents: for subclasses: the iterator, or the iterators, that elements are made of.
     """
 
+    _parents: 'tuple[DatasetIterator, ...]' = ()
+    _runs = False  # until it is constructed
+
     def __init__(self, parents: 'Stream | DatasetIterator | Sequence[DatasetIterator]' = ()) -> None:
-        self._parents: tuple[DatasetIterator, ...] = ()
-        self._runs = isinstance(parents, Stream)  # True if it has a cursor: it is no subclass
+        self._runs = isinstance(parents, Stream)
         if isinstance(parents, Stream):
             super().__init__(parents)
             return
@@ -74,12 +76,7 @@ class DatasetIterator(CursorHandle, Closing, Iterator[Element_co]):
             raise InvalidArgumentError(f'{type(self).__name__} does not override {method}')
         return self._cursor
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return ``get_state()``, under the name that PyTorch calls."""
-        return self.get_state()
-
     def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
-        """Call ``set_state(state)``, under the name that PyTorch calls."""
         if changes:
             self.set_state(state, changes)
         else:
@@ -110,3 +107,12 @@ class DatasetIterator(CursorHandle, Closing, Iterator[Element_co]):
                 stack.callback(parent.close)
         if self._runs:
             run_close(self._cursor.aclose())
+
+
+def flows_of(iterator: Any) -> list[Flow]:
+    """Return the running stages that an iterator takes its elements from, as far as it has them as parents."""
+    if not isinstance(iterator, DatasetIterator):
+        return []
+    if iterator._runs:
+        return [cursor_of(iterator).flow]
+    return [flow for parent in iterator._parents for flow in flows_of(parent)]

@@ -9,6 +9,7 @@ from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.execution.failures import Failure, OnError
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.indices import Wrapped
@@ -67,8 +68,12 @@ class _Applied(Element):
                 data = call_checked('map calls fn(element)', fn, data)
         return data
 
+    def line(self) -> Line:
+        names = ', '.join(name for name, _ in self._operations)
+        return Line(names or 'no operations', functions=[name_of(fn) for _, fn in self._operations] or None)
+
     def describe(self) -> str:
-        return ', '.join(f'{name}({name_of(fn)})' for name, fn in self._operations) or 'no operations'
+        return str(self.line())
 
 
 class DataLoader:

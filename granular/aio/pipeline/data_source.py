@@ -2,12 +2,13 @@
 
 import abc
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, Generic, Self, TypeVar
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
 
+import numpy as np
 from numpy.typing import NDArray
 
-from granular._support.indexing import Ints, check_integer
+from granular._support.indexing import Ints, check_integer, index_of, indices_of
 from granular._support.other_names import Answering, Awaited
 from granular._support.typing import Datapoint_co
 from granular.aio.runtime.lifecycle import AsyncResource
@@ -16,6 +17,11 @@ from granular.aio.runtime.threads import Calls
 from granular.formats.display import Samples
 
 R = TypeVar('R')
+Fields = TypeVar('Fields')
+
+Selection = bool | range | slice | Sequence[int] | NDArray[Any]
+"""True for all values of a sequence, or the frames of a video; or which of them."""
+Mask = Mapping[str, Selection] | Iterable[str] | None
 
 
 class DataSource(Answering):
@@ -121,6 +127,12 @@ class Joint(abc.ABC):
         other.
         """
 
+    @abc.abstractmethod
+    async def fetch_undecoded(
+        self, sources: Sequence[Any], counts: Sequence[int], indices: Ints, mask: Any
+    ) -> Calls[list[Any]]:
+        """Read datapoints, as ``fetch``, and return the calls that decode them, for threads."""
+
 
 def join(sources: Sequence[DataSource]) -> Joint:
     """Return sources with an equal ``kin_of`` as one."""
@@ -173,6 +185,74 @@ class OpenedDataSource(DataSource, Awaited, AsyncResource, Generic[Datapoint_co]
     async def head(self, count: int = 5) -> Samples[Datapoint_co]:
         """Return the first elements, as ``take``, in a list that notebooks show as a table with thumbnails."""
         return Samples(await self.take(count))
+
+
+class MaskedSource(OpenedDataSource[Datapoint_co], Generic[Fields, Datapoint_co]):
+    """A data source whose datapoints are dicts, of which a mask selects keys."""
+
+    _name: str  # for errors
+
+    @abc.abstractmethod
+    def _chosen(self, mask: Mask) -> Fields:
+        """Return the fields that a mask selects."""
+
+    @abc.abstractmethod
+    async def _read_rows(self, positions: Ints, fields: Fields) -> list[Any]:
+        """Return some fields of datapoints, which exist."""
+
+    @abc.abstractmethod
+    async def _read_columns(self, positions: Ints, fields: Fields) -> dict[str, list[Any]]:
+        """Return the values of some fields of datapoints, which exist, by key."""
+
+    def _read_now(self, index: SupportsIndex, mask: Mask) -> Any:
+        """Return a datapoint, if it is read without waiting; otherwise None."""
+        return None
+
+    @overload
+    async def get(self, index: SupportsIndex, mask: Mapping[str, Selection] | Iterable[str]) -> dict[str, Any]: ...
+    @overload
+    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
+    @overload
+    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
+    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
+        """Return a datapoint, or ``{key: [values]}`` for a slice, of which every datapoint must have all keys.
+
+        Args:
+          index: an integer, negative from the end, or a slice.
+          mask: the keys to read; a datapoint that lacks one is returned without it. For a reader of a dataset, it may
+            be a mapping from keys to True, or to some values of a sequence or frames of a video: a list of their
+            indices, or a range, which is clipped to their number.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``, for an index out of range, or a mask's range that begins beyond the end.
+          UnknownKeyError: a ``KeyError``, for a key that no datapoint has, or that one of a slice lacks.
+        """
+        if self._state != 'open':
+            await self._ensure_open()
+        if isinstance(index, slice | range):
+            return await self._read_columns(indices_of(index, len(self), self._name), self._chosen(mask))
+        if (datapoint := self._read_now(index, mask)) is not None:
+            return datapoint
+        positions = np.array([index_of(index, len(self), self._name)])
+        return (await self._read_rows(positions, self._chosen(mask)))[0]
+
+    @overload
+    async def fetch(self, indices: Any, mask: Mapping[str, Selection] | Iterable[str]) -> list[dict[str, Any]]: ...
+    @overload
+    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
+    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
+        """Return many datapoints, read in one fan-out over all keys and files, neighbours in one request.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+          mask: as for ``get``.
+
+        Returns:
+          The datapoints, in the order of ``indices``.
+        """
+        if self._state != 'open':
+            await self._ensure_open()
+        return await self._read_rows(indices_of(indices, len(self), self._name), self._chosen(mask))
 
 
 async def identify(source: OpenedDataSource[Any]) -> None:

@@ -11,6 +11,7 @@ from granular._support.other_names import Unindexed, answering
 from granular._support.typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.combinations import proportions
@@ -224,7 +225,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
     def flat_map(self, transform: FlatMapFunction[Element_co, T]) -> 'IterDataset[T]':
         """Replace each element by the elements that a function returns for it, possibly none."""
         method = method_of(transform, 'flat_map')
-        return IterDataset(Staged(self._stream, f'flat_map({name_of(method)})', FlatMapping, method))
+        return IterDataset(Staged(self._stream, Line('flat_map', function=name_of(method)), FlatMapping, method))
 
     @overload
     def batch(
@@ -250,8 +251,8 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         ``stream.batch(64).rebatch(100)`` yields batches of 100 rows; ``drop_remainder`` drops a smaller last one.
         """
         batch_size = check_integer('batch_size', batch_size, 1)
-        description = f'rebatch({batch_size}{", drop_remainder=True" if drop_remainder else ""})'
-        return self._of(Staged(self._stream, description, Rebatching, batch_size, drop_remainder))
+        line = Line(f'rebatch({batch_size}{", drop_remainder=True" if drop_remainder else ""})')
+        return self._of(Staged(self._stream, line, Rebatching, batch_size, drop_remainder))
 
     @answering(**EPOCH_ARGUMENTS)
     def repeat(self, num_epochs: int | None = None) -> Self:
@@ -274,7 +275,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         Each iterator keeps its own. One that continues from a state computes the elements before it again. Arrays are
         read-only, and each epoch returns another dict; do not modify other objects in it, which are the same.
         """
-        return self._of(Staged(self._stream, 'cache()', Caching))
+        return self._of(Staged(self._stream, Line('cache()'), Caching))
 
     @answering(**WINDOW_ARGUMENTS)
     def window_shuffle(self, window_size: int, seed: int) -> Self:

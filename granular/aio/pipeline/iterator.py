@@ -10,7 +10,7 @@ from granular._support.indexing import check_integer
 from granular._support.text import counted
 from granular._support.typing import Element_co
 from granular.aio.pipeline.cursor import Cursor
-from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
+from granular.aio.pipeline.describe import check_lines, lines_of, resizable_stages
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.origins import Origins, Traceable, traced_elements
 from granular.aio.pipeline.position import VERSION, check_plain, check_version, restoring
@@ -31,7 +31,8 @@ class StreamCursor(Cursor):
         self.stream = stream
         trace = trace_of(stream)
         super().__init__(stream.flow() if trace is None else traced(stream, trace.debug).flow())
-        self._fingerprint = fingerprint(stream)
+        self._lines = lines_of(stream)
+        self._pipeline = [line.saved() for line in self._lines]
         self._outline = stream.outline()
 
     def get_state(self) -> dict[str, Any]:
@@ -48,7 +49,7 @@ class StreamCursor(Cursor):
                     raise
                 continue  # another thread has changed what was looked at
             if moves == self._moves:
-                return {'version': VERSION, 'state': state, 'pipeline': self._fingerprint, 'stages': self._outline}
+                return {'version': VERSION, 'state': state, 'pipeline': self._pipeline, 'stages': self._outline}
 
     def next_index(self) -> int:
         return self.stream.index_of(self.get_state()['state'])
@@ -64,19 +65,19 @@ class StreamCursor(Cursor):
         """Continue from a state; refuse that of a pipeline which differs in more than the declared changes."""
         check_plain(state)
         if not isinstance(state, Mapping) or 'state' not in state:
-            raise StateError(f'expected what get_state() or granular.load_state(path) returned, got {state!r:.200}')
+            raise StateError(f'expected what state_dict() or granular.load_state(path) returned, got {state!r:.200}')
         check_version(state)
-        terms = restoring.get()  # those of the caller's thread
-        terms = terms._replace(changes=(*(terms.changes or ()), *declared(changes)))
+        rules = restoring.get()  # those of the caller's thread
+        rules = rules._replace(changes=(*(rules.changes or ()), *declared(changes)))
         async with self.turn():
             self.check()
             try:
-                lines, resizable = state.get('pipeline'), resizable_stages(self.stream)
-                made = check_fingerprint(lines, self._fingerprint, terms.changes or (), resizable)
+                resizable = resizable_stages(self.stream)
+                made = check_lines(state.get('pipeline'), self._lines, rules.changes or (), resizable)
                 await self._go_back()
                 self._move()
-                terms = terms._replace(applied=(*terms.applied, *made))
-                await restore_checked(self.flow, state['state'], terms)
+                rules = rules._replace(applied=(*rules.applied, *made))
+                await restore_checked(self.flow, state['state'], rules)
                 self._undelivered = self._expected = False
             finally:
                 await self.settle()
@@ -110,6 +111,8 @@ class StreamCursor(Cursor):
 class CursorHandle(Traceable):
     """Base of the iterators of ``for`` and ``async for``: a cursor, which is closed once its handle is dropped."""
 
+    _runs = True  # False of a subclass, which has no cursor
+
     def __init__(self, parents: Any = ()) -> None:
         if not isinstance(parents, Stream):
             raise InvalidArgumentError('iterate a stream; subclasses are those of the sync API')
@@ -118,29 +121,36 @@ class CursorHandle(Traceable):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if '_cursor' in state:  # not of a subclass
+        if self._runs:
             self._cursor.close_with(self)
 
     __copy__ = copied
 
     def __repr__(self) -> str:
-        cursor: StreamCursor | None = getattr(self, '_cursor', None)  # none of a subclass
-        return super().__repr__() if cursor is None else f'<{type(self).__name__} of {cursor.describe()}>'
+        return f'<{type(self).__name__} of {self._cursor.describe()}>' if self._runs else super().__repr__()
 
     def _cursor_for(self, method: str) -> StreamCursor:
         """Return the cursor; of a subclass without one, raise an error that names the method."""
         return self._cursor
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state from which the next element follows: plain JSON with indices, not data."""
+        """Return the state, as ``state_dict``, by Grain's name."""
         return self._cursor.get_state()
 
     @abc.abstractmethod
     def set_state(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> Any:
+        """Continue from a state, as ``load_state_dict``, by Grain's name."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state from which the next element follows: plain JSON with indices, not data."""
+        return self.get_state()
+
+    @abc.abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> Any:
         """Continue from a state.
 
         Args:
-          state: from ``get_state``.
+          state: from ``state_dict``.
           changes: what is different in this pipeline, as :mod:`granular.changes` declares it.
 
         Raises:
@@ -234,6 +244,11 @@ class CursorHandle(Traceable):
         return self._cursor.flow.failures()
 
 
+def cursor_of(handle: CursorHandle) -> StreamCursor:
+    """Return the cursor of an iterator that has one: of no subclass of the sync API."""
+    return handle._cursor
+
+
 class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
     """The elements of a stream, for ``async for``; its state can be saved and restored between any two elements.
 
@@ -241,8 +256,8 @@ class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
 
         iterator = aiter(stream)
         element = await anext(iterator)
-        state = iterator.get_state()  # plain JSON
-        await iterator.set_state(state)  # continues after that element
+        state = iterator.state_dict()  # plain JSON
+        await iterator.load_state_dict(state)  # continues after that element
     """
 
     def __aiter__(self) -> Self:
@@ -258,6 +273,9 @@ class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
 
     async def set_state(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
         await self._cursor.restore(state, changes)
+
+    async def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
+        await self.set_state(state, changes)
 
     async def set_next_index(self, index: int) -> None:
         await self._cursor.seek(index)

@@ -62,10 +62,7 @@ class MapOperations(Traceable, Chain, abc.ABC, Generic[Element_co]):
 
     _node: Source
     _answers: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            ('limit', 'rebatch', 'cache', 'interleave', 'prefetch', 'mp_prefetch'),
-            'call to_iter_dataset() before it',
-        ),
+        **dict.fromkeys((name for name in vars(IterDataset) if name[0] != '_'), 'call to_iter_dataset() before it'),
         'limit': 'slice it, as in dataset[:n]',
         'take': 'slice it, as in dataset[:n]',
         'skip': 'slice it, as in dataset[n:]',
@@ -426,7 +423,7 @@ class MapDataset(Awaited, PlannedOperations, MapOperations[Element_co]):
     def __aiter__(self) -> iterator.DatasetIterator[Element_co]:
         return aiter(self.to_iter_dataset())
 
-    if TYPE_CHECKING:  # what the operations of both APIs return in this one
+    if TYPE_CHECKING:  # the types of elements
 
         @classmethod
         def source(cls, source: AnySource[T]) -> 'MapDataset[T]': ...

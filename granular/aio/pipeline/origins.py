@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from granular._support.indexing import Ints, integers_of
+from granular._support.indexing import Ints, grouped, integers_of
 from granular._support.text import counted
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.combinations import SourceChoice, Zip, choices_of
@@ -124,8 +124,8 @@ class Picked(NamedTuple):
 
     def divided(self, parents: Sequence[T], owners: Ints, inner: Ints) -> list[tuple[T, 'Picked']]:
         """Return those of each of several parents, given the number of the parent and the index in it of each."""
-        within = self._replace(indices=inner)
-        return [(parent, within.chosen(np.flatnonzero(owners == i))) for i, parent in enumerate(parents)]
+        within, groups, none = self._replace(indices=inner), dict(grouped(owners)), np.zeros(0, np.int64)
+        return [(parent, within.chosen(groups.get(i, none))) for i, parent in enumerate(parents)]
 
     def unbatched(self, size: int, length: int, numbers: Ints, bases: Any = 0) -> 'Picked':
         """Return the elements of batches, given the number of each in its epoch of a length, which has a base."""
@@ -182,10 +182,23 @@ def origins_of(steps: Ints, source: Source | Stage, picked: Picked) -> Origins:
     whole = Picked(*map(_joined, zip(*(part for part, _ in found), strict=True)))
     sources = _joined([np.full(len(part.places), number) for part, number in found])
     if len(found) > 1:
-        order = np.lexsort((whole.rows, whole.places))
+        order = _order_of(whole.places, whole.rows)
         whole, sources = whole.chosen(order), sources[order]
     names = tuple(name for name, _ in names_of(source))
     return Origins(steps[whole.places], whole.rows, sources, whole.indices, whole.begins, whole.stops, names)
+
+
+def _order_of(places: Ints, rows: Ints) -> Ints:
+    """Return the positions of entries by place and row, those of one row in their order."""
+    keys = places * (int(rows.max(initial=0)) + 1) + rows
+    size = int(keys.max(initial=0)) + 1
+    if size <= 2 * len(keys):  # which are the numbers of few others: without a sort
+        order = np.full(size, -1)
+        order[keys] = np.arange(len(keys))
+        order = order[order >= 0]
+        if len(order) == len(keys):
+            return order
+    return np.argsort(keys, kind='stable')
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:

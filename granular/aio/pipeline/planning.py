@@ -92,7 +92,7 @@ def bucket_tops(values: Ints, counts: Ints, buckets: int) -> Ints:
 # --- rows of whole documents
 
 
-class Fit(NamedTuple):
+class DocumentRows(NamedTuple):
     """Rows of whole documents: rows of one pattern have equally many documents of each class.
 
     The arrays ``firsts`` and ``counts`` have an entry for each class of each pattern: the first slot, which belongs to
@@ -126,7 +126,7 @@ class Fit(NamedTuple):
 
 def fit(
     sizes: Ints, counts: Ints, lengths: Ints, alignments: Ints | None = None, max_segments: int | None = None
-) -> Fit:
+) -> DocumentRows:
     """Put whole documents into rows: the largest first, each into the fullest row that has enough space.
 
     Args:
@@ -217,14 +217,18 @@ class _OpenRows:
     def _add(self, rows: int, space: Ints, used: int, last: int) -> int:
         group = self.groups
         if group == len(self.rows):
-            for name in ('space', 'used', 'rows', '_last'):
-                array = getattr(self, name)
-                setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
-        self.space[group], self.used[group], self.rows[group], self._last[group] = space, used, rows, last
+            self.space = _doubled(self.space)
+            self.used = _doubled(self.used)
+            self.rows = _doubled(self.rows)
+            self._last = _doubled(self._last)
+        self.space[group] = space
+        self.used[group] = used
+        self.rows[group] = rows
+        self._last[group] = last
         self.groups += 1
         return group
 
-    def result(self) -> Fit:
+    def result(self) -> DocumentRows:
         """Return the rows, with the entries of each group in the order in which they were put."""
         none = np.zeros(0, np.int64)
         before, numbers, each = (np.concatenate([none, *(part[i] for part in self._entries)]) for i in range(3))
@@ -249,7 +253,11 @@ class _OpenRows:
         firsts = np.empty(len(entry), np.int64)
         firsts[by_class] = starts
         pointers = np.append(0, np.cumsum(np.bincount(owner, minlength=len(groups))))
-        return Fit(np.cumsum(rows), pointers, firsts, counted)
+        return DocumentRows(np.cumsum(rows), pointers, firsts, counted)
+
+
+def _doubled(array: Ints) -> Ints:
+    return np.concatenate([array, np.zeros_like(array)])
 
 
 def most_segments(sizes: Ints, counts: Ints, length: int) -> int:

@@ -2,7 +2,7 @@
 
 The state of a stage is plain JSON: the position of the stages before it, and what the stage itself counts. A stage that
 holds elements back saves them by reference: the position before them, and how many were read from there on
-(``streams/held.py``). ``docs/states.md`` describes the states for users; its table is made from ``FITS``.
+(``streams/held.py``). ``docs/states.md`` describes the states for users, with a table of ``FITS``.
 """
 
 import contextvars
@@ -12,17 +12,18 @@ from typing import Any, Final, Literal, NamedTuple
 
 from granular._support.indexing import Ints
 from granular._support.text import counted
+from granular.aio.pipeline.lines import Applied
 from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.shards import ShardOptions
-from granular.changes import Applied
 from granular.errors import StateError
 
-VERSION: Final = 4
+VERSION: Final = 5
 """The version of the states that are saved: that of earlier ones that are read, and what these do not have, is below.
 
-Version 3 has no ``stages``, from which a state is described, and no ``values`` of a pack.
+Versions 3 and 4 have the lines of a pipeline as texts, which ``Line.like`` reads. Version 3 has no ``stages``, from
+which a state is described, and no ``values`` of a pack.
 """
-_READ: Final = (3, VERSION)
+_READ: Final = (3, 4, VERSION)
 
 
 def check_version(state: Mapping[str, Any]) -> None:
@@ -123,36 +124,23 @@ class Fit(NamedTuple):
 
 
 _CHOOSE: Final = 'keep dropped elements by allow_nones=True, or choose the others beforehand by slice(indices)'
-FITS: Final[Mapping[str, Fit]] = {
+FITS: Final[dict[str, Fit]] = {
     'to_iter_dataset': Fit(),
     'to_iter_dataset, elements dropped': Fit(in_step=False, remedy=_CHOOSE),
     'to_iter_dataset, on_error': Fit(in_step=False, remedy='choose the elements that do not fail by slice(indices)'),
     'map': Fit(),
     'filter': Fit(in_step=False, remedy=_CHOOSE),
-    'flat_map': Fit(False, 'the rest of an element', remedy='call flat_map of the MapDataset, with allow_nones=True'),
-    'batch': Fit(),
-    'rebatch': Fit(False, 'the rest of a batch', remedy='call batch instead'),
-    'window_shuffle': Fit(True, 'a window', remedy='call window_shuffle of the MapDataset, or save between windows'),
     'window_shuffle, shards of unequal length': Fit(in_step=False, remedy='shard with drop_remainder=True'),
-    'pack': Fit(False, 'sequences', remedy='pack(..., shard_options=) instead of to_iter_dataset(shard_options=)'),
-    'cache': Fit(True, 'an epoch', remedy='repeat without cache'),
-    'repeat': Fit(),
     'repeat, shards of unequal length': Fit(in_step=False, remedy='shard with drop_remainder=True'),
-    'limit': Fit(),
-    'prefetch': Fit(),
-    'zip': Fit(),
-    'mix': Fit(),
-    'interleave': Fit(),
     'interleave, shards of unequal length': Fit(in_step=False, remedy='shard with drop_remainder=True'),
-    'subclass of IterDataset': Fit(False, 'elements', weights=False, remedy='use map instead'),
 }
-"""Hosts and weights that the states of each stage fit, by the name of the operation."""
+"""Hosts and weights that the states of a stage fit, by its ``kind``; its class adds its ``fit``. Others fit all."""
 
 
 class RestoreRules(NamedTuple):
-    """The terms under which stages continue from a state, because a later stage needs the elements that follow."""
+    """The rules under which stages continue from a state, because a later stage needs the elements that follow."""
 
-    stage: str = ''  # the description of the later stage, for errors; '' if there are no terms
+    stage: str = ''  # the description of the later stage, for errors; '' if there are no rules
     kind: str = ''  # its name in ``FITS``
     held: bool = False  # True if it holds elements, so that no other number of hosts may read them again
     in_step: bool = True  # False if the state of each host is its own
@@ -163,39 +151,36 @@ class RestoreRules(NamedTuple):
     applied: tuple[Applied, ...] = ()  # those that were made since the state was saved
 
     def of(self, stage: str, kind: str, held: bool) -> 'RestoreRules':
-        """Return these terms, and those of a stage before the later one."""
+        """Return these rules, and those of a stage before the later one."""
         fit = FITS[kind]
         weights: Literal['own', 'saved', 'same'] = 'saved' if held else self.weights
         if not fit.weights or self.weights == 'same':
             weights = 'same'
-        if fit.in_step and not held:
-            return self._replace(weights=weights)
-        if self.held and not held:
-            return self._replace(in_step=fit.in_step, weights=weights)
-        return RestoreRules(stage, kind, held, fit.in_step and self.in_step, weights, self.changes, self.applied)
+        rules = self._replace(in_step=self.in_step and fit.in_step, weights=weights)
+        if held or not (fit.in_step or self.held):  # errors name this stage
+            rules = rules._replace(stage=stage, kind=kind, held=held)
+        return rules
 
     def later(self) -> 'RestoreRules':
-        """Return the terms under which a stage restores states that this pipeline has saved itself."""
+        """Return the rules under which a stage restores states that this pipeline has saved itself."""
         return self._replace(applied=())
 
     def check_held(self, *kinds: type[Any]) -> None:
         """Raise ``StateError`` for changes of some kinds, if a later stage holds elements that they concern."""
         for change, was, now in self.applied if self.held else ():
             if isinstance(change, kinds):
+                before, after = (repr('nothing' if line is None else line.text) for line in (was, now))
                 raise StateError(
                     f'{self.stage}: it holds {FITS[self.kind].holds} back, which must be read again as before, and '
-                    f'{change!r} is declared, {now or "nothing"!r} in place of {was or "nothing"!r}: load a state '
-                    f'where it holds none'
+                    f'{change!r} is declared, {after} in place of {before}: load a state where it holds none'
                 )
 
     def check_hosts(self, saved: int | None, own: int) -> None:
-        """Raise ``StateError`` if the terms exclude a state of ``saved`` hosts, None if it names none, on ``own``."""
+        """Raise ``StateError`` if the rules exclude a state of ``saved`` hosts, None if it names none, on ``own``."""
         hosts = saved or 1
         if hosts != own and (self.held or (hosts > 1 and not self.in_step)):
-            fit, later = (
-                FITS[self.kind],
-                'as many hosts as before, each from its own state' if hosts > 1 else 'one host',
-            )
+            fit = FITS[self.kind]
+            later = 'as many hosts as before, each from its own state' if hosts > 1 else 'one host'
             reason = f'it holds {fit.holds} back' if self.held else 'hosts do not advance equally through it'
             raise StateError(
                 f'{self.stage}: the state was saved on {counted(hosts, "host")}, this pipeline has {own}, and '
@@ -205,7 +190,7 @@ class RestoreRules(NamedTuple):
 
 FREE: Final = RestoreRules()
 restoring: Final[contextvars.ContextVar[RestoreRules]] = contextvars.ContextVar('restoring', default=FREE)
-"""The terms under which an iterator of the user's restores the streams that it reads."""
+"""The rules under which an iterator of the user's restores the streams that it reads."""
 
 
 class Turns:
@@ -251,18 +236,18 @@ class Turns:
             return at
         return {'at': at, 'hosts': self.count, **({'host': self.index} if own else {})}
 
-    def at(self, state: Any, terms: RestoreRules) -> Any:
-        """Return the position of a state; raise ``StateError`` if the terms exclude its host, or number of hosts."""
+    def at(self, state: Any, rules: RestoreRules) -> Any:
+        """Return the position of a state; raise ``StateError`` if the rules exclude its host, or number of hosts."""
         if not isinstance(state, Mapping) or 'at' not in state:
             hosts, host, at = None, None, state
         else:
             hosts, host, at = state.get('hosts', 1), state.get('host'), state['at']
             if type(hosts) is not int or hosts < 1 or not (host is None or type(host) is int):
                 raise StateError(f'expected the position of one of several hosts, got {state!r:.200}')
-        terms.check_hosts(hosts, self.count)
-        if hosts == self.count and host not in (None, self.index) and not terms.in_step:
+        rules.check_hosts(hosts, self.count)
+        if hosts == self.count and host not in (None, self.index) and not rules.in_step:
             raise StateError(
-                f'{terms.stage}: the state is of host {host} of {hosts}, this is host {self.index}: hosts do not '
+                f'{rules.stage}: the state is of host {host} of {hosts}, this is host {self.index}: hosts do not '
                 f'advance equally through this stage: load the state of this host'
             )
         return at

@@ -204,14 +204,14 @@ def as_shard(options: Any) -> ShardOptions:
     return options_of('shard_options', NoSharding() if options is None else options, ShardOptions)
 
 
-_warned: Final[list[str]] = []
+warned: Final[list[str]] = []
 
 
 def warn_of_no_shard(what: str, remedy: str) -> None:
     """Log, once in a process, that each of several ranks reads everything."""
-    if _warned or (count := _ranks()) == 1:
+    if warned or (count := _ranks()) == 1:
         return
-    _warned.append(what)
+    warned.append(what)
     logger.warning(
         '%s has no shard, and this is one of %s ranks: each of them reads everything. To divide the data, %s',
         what,

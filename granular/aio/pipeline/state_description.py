@@ -120,28 +120,34 @@ def describe_state(state: Mapping[str, Any]) -> StateDescription:
 
     ::
 
-        description = granular.describe_state(iterator.get_state())
+        description = granular.describe_state(iterator.state_dict())
         print(description)
         print({source.name: source.elements for source in description.sources})
 
     Elements of a mix before a shuffle are counted by looking up those of the last epoch, about two million a second.
 
     Args:
-      state: from ``get_state``, ``save``, ``state_dict`` or ``load_state``; or that of a DataLoader, such as
+      state: from ``state_dict`` or ``load_state``; or that of a DataLoader, such as
         ``StatefulDataLoader`` of torchdata, that has one of granular.
 
     Raises:
       StateError: if it is not a state, or one of an earlier release or from between the epochs of an
-        ``IterableDataset`` of torch, which do not have sources; or it has those of several worker processes.
+        ``IterableDataset`` of torch, which do not have sources; or it has those of several worker processes, each
+        of which is described alone.
     """
     check_plain(state)
     found = list(_states_in(state))
     if len(found) != 1:
-        what = f'has the states of {len(found)} worker processes: describe each' if found else 'is not one of granular'
+        what = 'is not one of granular'
+        if found:
+            first, second = (path for path, _ in found[:2])
+            length = next(i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
+            place = ''.join(f'[{key!r}]' for key in first[: length + 1])
+            what = f'has the states of {len(found)} worker processes: describe each, such as state{place}'
         if isinstance(state, Mapping) and set(state) == {'version', 'epoch'}:  # of an IterableDataset of torch
             what = f'is from before the first element of epoch {state["epoch"]!r:.50}, and has no sources'
-        raise StateError(f'expected a state, as from get_state() or save(), but this {what}: {state!r:.200}')
-    own = found[0]
+        raise StateError(f'expected a state, as from state_dict(), but this {what}: {state!r:.200}')
+    _, own = found[0]
     check_version(own)
     if 'stages' not in own:
         raise StateError(
@@ -159,19 +165,19 @@ def describe_state(state: Mapping[str, Any]) -> StateDescription:
     return walk.description()
 
 
-def _states_in(state: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the states of pipelines in one that contains them."""
+def _states_in(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    """Yield the states of pipelines in one that contains them, each with the keys that lead to it."""
     if isinstance(state, Mapping):
         if 'version' in state and ('state' in state or 'step' in state):
-            yield state
+            yield path, state
             return
-        found = [own for part in state.values() for own in _states_in(part)]
-        if 'fetcher_state' in state and all(own == found[0] for own in found):
+        found = [pair for key, part in state.items() for pair in _states_in(part, (*path, key))]
+        if 'fetcher_state' in state and all(own == found[0][1] for _, own in found):
             del found[1:]  # StatefulDataLoader has the state of its dataset beside the same one of the iterator
         yield from found
     elif isinstance(state, list | tuple):
-        for part in state:
-            yield from _states_in(part)
+        for i, part in enumerate(state):
+            yield from _states_in(part, (*path, i))
 
 
 class _Walk:

@@ -51,7 +51,11 @@ class Call(Generic[T]):
         self.context.run(pools.fix_depth)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[T] | None = None  # while it runs
-        self._sent = self._begun = self._done = self._abandoned = self._ended = False
+        self._sent = False
+        self._begun = False
+        self._done = False
+        self._abandoned = False
+        self._ended = False
         self._results: list[T] = []
         self._error: BaseException | None = None
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # gets an item when it is done, and when it has ended

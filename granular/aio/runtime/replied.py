@@ -2,29 +2,28 @@
 
 from typing import Final
 
+from granular._support.lru import LRU
+
 _MOST: Final = 4096
 
 Server = tuple[bool, str, int, tuple[str, int] | None]
 """True if TLS is used, the host and port, and the host and port of the proxy."""
 
-_replied: dict[Server, None] = {}
+known: Final[LRU[Server, bool]] = LRU(_MOST)
 
 
 def note_reply(server: Server) -> None:
     """Record a reply of a server; the last 4,096 servers are remembered."""
-    _replied.pop(server, None)
-    _replied[server] = None
-    if len(_replied) > _MOST:
-        del _replied[next(iter(_replied))]
+    known.put(server, True)
 
 
 def has_replied(server: Server) -> bool:
-    return server in _replied
+    return server in known
 
 
 def replied_servers() -> list[Server]:
     """Return the servers that have replied, for another process."""
-    return list(_replied)
+    return [server for server, _ in known.items()]
 
 
 def inherit_replies(servers: list[Server]) -> None:

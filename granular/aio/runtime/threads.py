@@ -1,6 +1,7 @@
 """Calls in threads beside the event loop: blocking calls are made there, and many calls are spread over the threads."""
 
 import asyncio
+import bisect
 import concurrent.futures
 import contextlib
 import contextvars
@@ -12,7 +13,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
 from granular.aio.runtime.forking import after_fork
@@ -166,6 +167,28 @@ class Calls(Generic[T]):
     def then(self, function: Callable[[T], R]) -> 'Calls[R]':
         """Return these calls, with the result of a function in place of what is made of theirs."""
         return Calls(self.call, self.count, lambda results: function(self.finish(results)))
+
+    @staticmethod
+    def all_of(parts: 'Sequence[Calls[T]]') -> 'Calls[list[T]]':
+        """Return the calls of several, with the list of what is made of the results of each."""
+        if len(parts) == 1:
+            return parts[0].then(lambda made: [made])
+        ends = list(itertools.accumulate(part.count for part in parts))
+
+        def call(i: int) -> Any:
+            number = bisect.bisect_right(ends, i)
+            part = parts[number]
+            return part.call(i - ends[number] + part.count)
+
+        def finish(results: list[Any]) -> list[T]:
+            return [part.finish(results[end - part.count : end]) for part, end in zip(parts, ends, strict=True)]
+
+        return Calls(call, sum(part.count for part in parts), finish)
+
+    @staticmethod
+    def none(value: R) -> 'Calls[R]':
+        """Return no calls, of which a value is made that is there already."""
+        return Calls(lambda i: i, 0, lambda _: value)
 
 
 async def map_threads(call: Callable[[int], T], count: int, before: Calls[Any] | None = None) -> list[T]:

@@ -113,7 +113,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
         # A server's HTML page for a folder, with or without the trailing slash, is its listing.
         if answer is None or answer.head.headers.get('content-type', '').startswith('text/html'):
             with contextlib.suppress(NotFoundError, UnsupportedError):
-                await self._entries(key)
+                await self.entries(key)
                 return Stat(0, is_dir=True)
         if answer is None:
             raise NotFoundError(f'{name}: no such object (status 404)', path=name, status=404)
@@ -128,7 +128,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
             raise StoreError(f'{name}: the server does not report its size', path=name)
         return _stat_of(size, headers.get('last-modified', ''), headers.get('etag') or None)
 
-    async def _entries(self, key: str) -> list[Entry]:
+    async def entries(self, key: str) -> list[Entry]:
         """Return the files and folders directly in a folder, sorted. The server must list it."""
         path, query = self.split_query(key)
         folder = path.rstrip('/') + '/' if path else ''
@@ -153,7 +153,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
         )
 
     async def scan(self, key: str, prefix: str = '') -> AsyncGenerator[Entry, None]:
-        entries = await self._entries(key)
+        entries = await self.entries(key)
         if not any(entry.is_dir for entry in entries):
             entries = await self._with_kinds(entries)
         for i, entry in enumerate(entries, 1):

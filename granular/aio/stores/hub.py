@@ -46,7 +46,7 @@ _NEXT: Final = re.compile(r'<([^>]*)>\s*;\s*rel="?next"?')
 _MAX_PAGE: Final = 16 * MiB
 _AHEAD: Final = 16  # files looked up concurrently
 _REDIRECTS: Final = 10  # from one address of the Hub to another one, such as of a repository that was renamed
-_SIZES: Final = 65536
+SIZES: Final = 65536  # of files that are remembered
 
 
 def split(address: str) -> tuple[str, str]:
@@ -397,7 +397,7 @@ class HubClient(Client):
                 make, self.recover, name, check, statuses=range(200, 600), follow=False
             )
             if size is not None:
-                if len(self.sizes) >= _SIZES:
+                if len(self.sizes) >= SIZES:
                     self.sizes.clear()
                 self.sizes[key] = size
                 self.remember(key, target)

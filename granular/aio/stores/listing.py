@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from granular.aio.stores.base import Entry
 from granular.errors import BadReplyError
 
-_EMPTY_PAGES: Final = 10_000  # in a row: a bucket of S3 has empty pages where many versions were deleted
+EMPTY_PAGES: Final = 10_000  # in a row: a bucket of S3 has empty pages where many versions were deleted
 
 
 class Page(NamedTuple):
@@ -52,8 +52,8 @@ class Listing:
             self._check_order(keys, self._last_key)
             self._check_order(folders, self._last_folder)
         empty = self._empty_pages + 1 if first is None else 0
-        if page.token and empty > _EMPTY_PAGES:
-            raise BadReplyError(f'{self.name}: {_EMPTY_PAGES} pages of the listing in a row without a new name')
+        if page.token and empty > EMPTY_PAGES:
+            raise BadReplyError(f'{self.name}: {EMPTY_PAGES} pages of the listing in a row without a new name')
         self._empty_pages = empty
         self.token = page.token
         self.ended = not page.token

@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike
 
 from granular._support.indexing import Ints, indices_of
 from granular.aio.bags.records import Adjacent
-from granular.aio.datasets.masks import Mask
 from granular.aio.datasets.reader import DatasetReader, fetch_buffers
+from granular.aio.pipeline.data_source import Mask
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.tasks import gather
 

@@ -12,11 +12,11 @@ from granular.aio.bags.identity import Identity
 from granular.aio.bags.records import Adjacent
 from granular.aio.conversion.on_ray import shared
 from granular.aio.datasets.codec import Decoders
-from granular.aio.datasets.masks import Mask
 from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files, pinned
 from granular.aio.datasets.sharded_reader import columns_of_shards, compare_shards
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
+from granular.aio.pipeline.data_source import Mask
 from granular.aio.pipeline.nodes.source import nbytes
 from granular.aio.runtime.portal import run
 from granular.aio.runtime.readahead import whole_pages

@@ -24,7 +24,7 @@ from granular.errors import CorruptDatasetError, GranularError, InvalidArgumentE
 from granular.formats.codecs import encoders as all_encoders
 from granular.formats.layout import Layout, check_spec, shard_name
 from granular.integrations.ray.concatenation import Concatenation
-from granular.sync.datasets import DatasetWriter
+from granular.sync.writers import DatasetWriter
 
 ray = import_extra('ray', 'ray')
 data = import_extra('ray.data', 'ray')

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from tests.pipeline.compositions.plans import Node
@@ -59,12 +59,15 @@ class Operation:
       add: function from the choices and a pipeline to the pipeline with the operation.
       fits: condition on the choices and the pipeline.
       share: how often it is drawn, compared with others.
+      remedies: pipelines of ``NUMBERS`` or ``DOCUMENTS`` in given shards that follow the remedy of its ``fit``, by what
+        they do, each with the number of elements of a host after which a state is saved.
     """
 
     names: tuple[str, ...]
     add: Callable[[Draw, Node], Node]
     fits: Callable[[Draw, Node], Any] = lambda draw, node: True
     share: float = 1.0
+    remedies: Mapping[str, tuple[Callable[[Any], Any], int]] = dataclasses.field(default_factory=dict)
 
 
 def drawn(draw: Draw, operations: Sequence[Operation], node: Node) -> Node:

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 from typing import Any, Final
 
+import numpy as np
+
 import granular
 from granular import DatasetOptions, IterDataset, MapDataset, MultiprocessingOptions
 from granular.errors import InvalidArgumentError
@@ -289,6 +291,19 @@ def piped(dataset: Any, function: Any) -> Any:
     return dataset.map(function)
 
 
+LENGTH: Final = 60
+NUMBERS: Final = MapDataset.range(LENGTH)
+DOCUMENTS: Final = MapDataset.source([{'t': np.arange(10 * i, 10 * i + 3 + i % 5)} for i in range(1, 80)])
+
+
+def twice(x: int) -> list[int]:
+    return [2 * x, 2 * x + 1]
+
+
+def length_of_parity(x: int) -> list[int]:
+    return [x] * (1 + x % 2)
+
+
 PREFETCH: Final = [By(f'{size} + prefetch', lambda setting, size=size: size + setting.prefetch) for size in range(4)]
 OPTIONS: Final = [DatasetOptions(stage_timing=True), DatasetOptions(filter_warn_threshold_ratio=None)]
 
@@ -297,17 +312,35 @@ STREAM_OPERATIONS: Final = [
     Operation(('map_with_index',), lambda d, n: n.then('map_with_index', f.with_index)),
     Operation(('random_map', 'seed'), _random_map),
     Operation(('filter',), _filter, share=1.5),
-    Operation(('flat_map',), _flat_map, share=1.5),
+    Operation(('flat_map',), _flat_map, share=1.5, remedies={
+        'MapDataset': (
+            lambda s: NUMBERS.flat_map(twice, max_fan_out=2).to_iter_dataset(shard_options=s, allow_nones=True), 7,
+        ),
+        'of various lengths': (
+            lambda s: NUMBERS.flat_map(length_of_parity, max_fan_out=2).to_iter_dataset(
+                shard_options=s, allow_nones=True
+            ), 7,
+        ),
+    }),
     Operation(('batch', 'apply'), _batch, share=1.5),
-    Operation(('rebatch',), _rebatch, share=1.5),
+    Operation(('rebatch',), _rebatch, share=1.5, remedies={
+        'batch': (lambda s: NUMBERS.to_iter_dataset(shard_options=s).batch(4), 2),
+    }),
     Operation(('repeat', 'limit'), _repeat, lambda d, n: n.epochs == 1),
     Operation(('limit',), lambda d, n: n.then('limit', d.number(1, 40), loses=True), lambda d, n: not d.exact),
-    Operation(('cache',), lambda d, n: n.then('cache', neutral=True)),
+    Operation(('cache',), lambda d, n: n.then('cache', neutral=True), remedies={
+        'without': (lambda s: NUMBERS.to_iter_dataset(shard_options=s).repeat(2), LENGTH // 2 + 4),
+    }),
     Operation(('cache',), lambda d, n: n.then('cache', neutral=True).then('repeat', 2, neutral=True, epochs=2),
               lambda d, n: n.epochs == 1),
     Operation(('window_shuffle',), lambda d, n: n.then('window_shuffle', d.number(2, 8), d.number(0, 99), neutral=True),
-              share=2),
-    Operation(('pack',), _pack, share=2),
+              share=2, remedies={
+        'MapDataset': (lambda s: NUMBERS.window_shuffle(8, seed=1).to_iter_dataset(shard_options=s), 5),
+        'between windows': (lambda s: NUMBERS.to_iter_dataset(shard_options=s).window_shuffle(4, seed=1), 8),
+    }),
+    Operation(('pack',), _pack, share=2, remedies={
+        'shard_options': (lambda s: DOCUMENTS.to_iter_dataset().pack({'t': 9}, shard_options=s), 7),
+    }),
     Operation(('prefetch',), lambda d, n: n.then('prefetch', d.one_of(PREFETCH), neutral=True)),
     Operation(('mp_prefetch',), _workers, lambda d, n: d.processes, share=0.15),
     Operation(('mp_prefetch',), _sequential, lambda d, n: d.processes and is_read(d, n), share=0.2),

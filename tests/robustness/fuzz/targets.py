@@ -210,7 +210,7 @@ def sums(data: bytes) -> None:
 
 
 def snapshot(data: bytes) -> None:
-    magic = snapshots._MAGIC
+    magic = snapshots.MAGIC
     for content in (data, magic + data, magic + zlib.crc32(data).to_bytes(8, 'little') + data):
         found = snapshots.load_tables(write('x.index', content), 's3://bucket/data', snapshots.folders_of)
         for state in (found or {}).values():
@@ -445,7 +445,9 @@ def seeds() -> dict[str, list[bytes]]:
     state = snapshots.BagState(2, 1000, 900, '"pin"', '', np.array([0, 5, 900]))
     spec = Reply(b'{}', 0, 2, '"pin"', 'Mon, 23 Nov 2026 10:00:00 GMT', 'Mon, 23 Nov 2026 11:00:00 GMT')
     path = os.path.join(folder(), 'x.index')
-    snapshots._save(path, 's3://bucket/data', {'': snapshots.FolderState(spec, {'a': state, 'b': state})})
+    snapshots.save_tables(
+        path, 's3://bucket/data', *snapshots.rows_of({'': snapshots.FolderState(spec, {'a': state, 'b': state})})
+    )
     _, _, content = _indexed()
     footer = dataset_index.parse_footer(content, len(content), 'it')
     out['index'] = [content]
@@ -455,7 +457,7 @@ def seeds() -> dict[str, list[bytes]]:
             content[footer.start : -dataset_index.FOOTER],
         )
     ]
-    out['snapshot'] = [_read('x.index')[snapshots._SUM :], _read('x.index')]
+    out['snapshot'] = [_read('x.index')[snapshots.SUM :], _read('x.index')]
     values: dict[str, list[object]] = {
         'bytes': [b'abc'],
         'utf8': ['abc', 'grüße'],

@@ -11,6 +11,7 @@ from granular.aio.datasources.arguments import Paths, as_paths, name_of
 from granular.aio.datasources.discovery.hive import partitions_of
 from granular.aio.datasources.discovery.image_table import ImageTable, read_tables, tables_among
 from granular.aio.datasources.discovery.names import (
+    FORMATS,
     check_split,
     hidden_part,
     is_document,
@@ -344,7 +345,7 @@ class _Chosen:
                 f'{self._name}: is a Delta table, whose folder also has files that were deleted or replaced: pass the '
                 f'list of its files, such as deltalake.DeltaTable(...).file_uris()'
             )
-        if self._format not in ('tfrecord', 'arrayrecord', _MEGATRON):
+        if self._format not in FORMATS or not FORMATS[self._format].one_folder:
             return
         folders = sorted({candidate.relative.rpartition('/')[0] for candidate in self._taken})
         if len(folders) > 1:

@@ -3,19 +3,43 @@
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import glob_regex
 from granular.errors import InvalidArgumentError, NotFoundError
 
-ENDINGS: Final[Mapping[str, str]] = {
-    '.parquet': 'parquet', '.pq': 'parquet',
-    '.arrayrecord': 'arrayrecord', '.array_record': 'arrayrecord',
-    '.tar': 'webdataset',
-    '.tfrecord': 'tfrecord', '.tfrecords': 'tfrecord', '.tfrecord.gz': 'tfrecord', '.tfrecord.zz': 'tfrecord',
-    '.idx': 'megatron',
-}  # fmt: skip
+
+class Format(NamedTuple):
+    """A format of files that hold datapoints.
+
+    Attributes:
+      source: the module and the name of its data source.
+      endings: the ends of the names of its files.
+      one_folder: True if its files have no schema to compare, so that several folders are refused.
+    """
+
+    source: str
+    endings: tuple[str, ...]
+    one_folder: bool = False
+
+
+FORMATS: Final[Mapping[str, Format]] = {
+    'parquet': Format('granular.aio.datasources.parquet.source.ParquetDataSource', ('.parquet', '.pq')),
+    'arrayrecord': Format(
+        'granular.aio.datasources.arrayrecord.source.ArrayRecordDataSource', ('.arrayrecord', '.array_record'), True
+    ),
+    'webdataset': Format('granular.aio.datasources.webdataset.source.WebDatasetDataSource', ('.tar',)),
+    'tfrecord': Format(
+        'granular.aio.datasources.tfrecord.source.TFRecordDataSource',
+        ('.tfrecord', '.tfrecords', '.tfrecord.gz', '.tfrecord.zz'),
+        True,
+    ),
+    'megatron': Format('granular.aio.datasources.megatron.source.MegatronDataSource', ('.idx',), True),
+}
+"""The formats of files that ``open`` reads, each declared here alone."""
+
+ENDINGS: Final[Mapping[str, str]] = {ending: name for name, form in FORMATS.items() for ending in form.endings}
 """The formats of files by the ends of their names."""
 
 IMAGE_SUFFIXES: Final = ('jpg', 'jpeg', 'png', 'webp', 'gif', 'bmp', 'tif', 'tiff', 'ppm', 'pgm')

@@ -1,15 +1,15 @@
 """The row groups of Parquet files: their columns are read by range requests, decoded by pyarrow, and cached."""
 
 import asyncio
-import collections
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from granular._support.indexing import Ints, grouped, placed
 from granular._support.lazy import import_extra
+from granular._support.lru import LRU
 from granular.aio.datasources.indexed_files import read_files
 from granular.aio.datasources.parquet.file import Footer, chunk_ranges, decode, null_count, weight
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
@@ -39,41 +39,26 @@ _REMEDIES: Final = {
 
 
 class _Cache:
-    """LRU cache of decoded columns for one event loop, of at most ``limit`` bytes beside the expected columns."""
+    """The decoded columns for one event loop: an LRU cache of at most ``limit`` bytes beside the expected columns."""
 
     def __init__(self, limit: int) -> None:
-        self._limit, self._size = limit, 0
-        self.columns: collections.OrderedDict[Key, Any] = collections.OrderedDict()  # least recently used first
+        expected: set[Key] = set()
+        self.expected = expected  # they are not evicted
+        self.columns: LRU[Key, Any] = LRU(limit, _bytes_of, in_use=lambda key, _: key in expected)
         self.loads: dict[Key, asyncio.Task[dict[Key, Any]]] = {}  # in flight
-        self.expected: set[Key] = set()  # they are not evicted
         # Errors of columns that cannot be decoded: another try would not help, as files are pinned to their versions.
         self.damaged: dict[Key, str] = {}
 
     def has(self, key: Key) -> bool:
         return key in self.columns or ((load := self.loads.get(key)) is not None and not load.cancelling())
 
-    def get(self, key: Key) -> Any:
-        """Return the column if it is cached, and mark it as used."""
-        column = self.columns.get(key)
-        if column is not None:
-            self.columns.move_to_end(key)
-        return column
+    def expect(self, keys: Iterable[Key]) -> None:
+        self.expected.clear()
+        self.expected.update(keys)
 
-    def add(self, columns: Mapping[Key, Any]) -> None:
-        """Cache columns, and evict the least recently used ones."""
-        for key, column in columns.items():
-            if key not in self.columns:
-                self.columns[key] = column
-                self._size += column.nbytes
-        for key in list(self.columns):
-            if self._size <= self._limit:
-                return
-            if key not in self.expected:
-                self._size -= self.columns.pop(key).nbytes
 
-    def clear(self) -> None:
-        self.columns.clear()
-        self.expected, self._size = set(), 0
+def _bytes_of(column: Any) -> int:
+    return int(column.nbytes)
 
 
 class RowGroups:
@@ -128,14 +113,15 @@ class RowGroups:
     async def expect(self, groups: Sequence[int], names: tuple[str, ...]) -> None:
         """Start to read row groups that will be requested soon, and protect them from eviction."""
         cache = await self._caches.get()
-        cache.expected = {(group, name) for group in groups for name in names}
+        cache.expect((group, name) for group in groups for name in names)
         for group in groups:
             self._start_loading(cache, [(group, name) for name in names])
 
     async def release(self) -> None:
         """Cancel prefetches that no caller is waiting for, and clear the cache."""
         if (cache := await self._caches.peek()) is not None:
-            cache.clear()
+            cache.expect(())
+            cache.columns.clear()
             await cancel_idle(set(cache.loads.values()))
 
     async def read(self, positions: Ints, names: tuple[str, ...], convert: Callable[[int, Values], T]) -> T:
@@ -147,7 +133,7 @@ class RowGroups:
         keys = [(group, name) for group, _ in groups for name in names]
         if damaged := cache.damaged.keys() & set(keys):
             raise CorruptError(cache.damaged[min(damaged)])
-        columns = {key: cache.get(key) for key in keys}
+        columns = {key: cache.columns.get(key) for key in keys}
         missing = [key for key, column in columns.items() if column is None]
         self._start_loading(cache, missing)
         loads = {key: cache.loads[key] for key in missing}
@@ -168,7 +154,8 @@ class RowGroups:
         own = asyncio.current_task()
         try:
             columns = await self._read_columns(cache, keys)
-            cache.add(columns)
+            for key, column in columns.items():
+                cache.columns.put(key, column)
             return columns
         finally:
             for key in keys:

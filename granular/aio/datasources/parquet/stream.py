@@ -18,6 +18,7 @@ from granular.aio.pipeline.describe import check_size
 from granular.aio.pipeline.execution.failures import Failure, OnError
 from granular.aio.pipeline.execution.prefetch import Crew
 from granular.aio.pipeline.iter_dataset import IterDataset
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.position import FREE, RestoreRules
@@ -151,8 +152,11 @@ class ParquetRows(Source):
         self._current = []
         await row_groups_of(self.data).release()
 
+    def line(self) -> Line:
+        return Line('source', source=repr(self.data), part=f', {self.cycle} at a time')
+
     def describe(self) -> str:
-        return f'{self.data!r}, {self.cycle} at a time'
+        return str(self.line())
 
     def start(self) -> dict[str, Any]:
         if len(self.data.paths) == 1:  # or files that are not found yet
@@ -252,8 +256,11 @@ class ReadRows(Read):
     def length(self) -> int:
         raise InvalidArgumentError(f'{self.describe()}: rows of a stream have no index: use a ParquetDataSource')
 
+    def line(self) -> Line:
+        return rows_of(self.source).line()
+
     def describe(self) -> str:
-        return rows_of(self.source).describe()
+        return str(self.line())
 
 
 def rows_of(source: Source) -> ParquetRows:
@@ -345,7 +352,7 @@ class ReadingRows(Flow):
             return mark
         return self._rows.state_of(self._inner[0], mark.state)
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         if self._inner is None and state == self._start:
             return
         with of_reading():
@@ -356,7 +363,7 @@ class ReadingRows(Flow):
             state = {**state, 'at': self._rows.position_of(layout, state['at'])}
         else:
             state = self._rows.position_of(layout, state)
-        await rows.restore(state, terms)
+        await rows.restore(state, rules)
 
     async def begin(self) -> None:
         await (await self._ready())[1].begin()

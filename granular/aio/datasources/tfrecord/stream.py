@@ -15,6 +15,7 @@ from granular.aio.paths.path import Path
 from granular.aio.pipeline.describe import check_size
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.iter_dataset import IterDataset
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.position import FREE, RestoreRules, Turns
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow, number_of
@@ -99,9 +100,12 @@ class _Records(Stream):
     def flow(self) -> Flow:
         return _Reading(self)
 
-    def describe(self) -> str:
+    def line(self) -> Line:
         # Omits the shard: a state fits any number of them.
-        return f'TFRecordIterDataset({self.files.name!r})'
+        return Line('source', source=f'TFRecordIterDataset({self.files.name!r})')
+
+    def describe(self) -> str:
+        return str(self.line())
 
 
 class _Reading(Flow):
@@ -122,14 +126,16 @@ class _Reading(Flow):
     def _seek(self, state: Mapping[str, Any], turn: int) -> None:
         self._parser: Records | None = None
         self._rest: list[bytes] = []  # parsed records that are left, in reverse; the fields below are of the last one
-        at = [state[key] for key in _START]
         self._known: dict[str, Any] = {key: state[key] for key in _SIZES if key in state}  # for states
         sizes = [self._known.get('bytes'), *self._known.get('next_bytes', ())]
         self._expected: dict[int, int | None] = dict(enumerate(sizes, state['file']))  # bytes by the number of the file
         self._measured: dict[int, int] = {}  # likewise, of the next files
         self._turn = turn  # the position from which the hosts take the next turn
         self._own: Any = END  # the record of this host in that turn, from when it was read until it is returned
-        self._file, self._offset, self._record, self._position = at
+        self._file = state['file']
+        self._offset = state['offset']
+        self._record = state['record']
+        self._position = state['position']
 
     @property
     def _paths(self) -> tuple[Path, ...]:
@@ -249,8 +255,8 @@ class _Reading(Flow):
         state = self.turns.state(at, self.keeps_host)
         return state if state is at else {**state, 'turn': self._turn}
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
-        at = self.turns.at(state, terms)
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
+        at = self.turns.at(state, rules)
         valid = isinstance(at, Mapping) and at.keys() - set(_SIZES) == _START.keys()
         numbers = [*({**at, 'next_bytes': 0}).values(), *at.get('next_bytes', ())] if valid else []
         if not valid or not all(type(value) is int and value >= 0 for value in numbers):

@@ -1,5 +1,6 @@
 """Prefetching: items computed ahead of their consumer, in threads or on the loop, and returned in order."""
 
+import abc
 import asyncio
 import collections
 import contextlib
@@ -36,21 +37,61 @@ NOT_READY: Final = object()
 """Sentinel returned in place of an item that is not ready."""
 
 
-class _Item(Generic[T]):
-    """An item that is computed, or ready. Its task ends on its loop: Ctrl-C in the end of one would be lost."""
+class Item(abc.ABC, Generic[T]):
+    """An item that is computed, or ready."""
 
-    __slots__ = ('loop', 'position', 'task', 'value')
+    __slots__ = ('position', 'value')
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self.value: Any = NOT_READY  # until it is ready, and if it fails
+
+    @property
+    @abc.abstractmethod
+    def is_done(self) -> bool:
+        """True once it is ready, has failed, or was cancelled."""
+
+    @property
+    @abc.abstractmethod
+    def is_cancelled(self) -> bool: ...
+
+    @abc.abstractmethod
+    async def result(self) -> T:
+        """Wait for the item, under a loop. Raise its error; and ``CancelledError`` if it or the caller is cancelled."""
+
+    @abc.abstractmethod
+    def cancel(self) -> None:
+        """Let it not be computed, if it is not done."""
+
+
+class _Computed(Item[T]):
+    """An item of this process. Its task ends on its loop: Ctrl-C in the end of one would be lost."""
+
+    __slots__ = ('task',)
 
     def __init__(self, task: 'asyncio.Task[T]', position: int) -> None:
-        self.task: asyncio.Task[T] | None = task  # None once the item is ready
-        self.position, self.loop = position, task.get_loop()
-        self.value: Any = NOT_READY  # until it is ready, and if it fails
+        super().__init__(position)
+        self.task = task
         task.add_done_callback(self._end)
 
     def _end(self, task: 'asyncio.Task[T]') -> None:
         # The error of an item that is never taken, because a state was loaded or the program ends, is not reported.
         if not task.cancelled() and task.exception() is None:
-            self.value, self.task = task.result(), None
+            self.value = task.result()
+
+    @property
+    def is_done(self) -> bool:
+        return self.task.done()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.task.cancelled()
+
+    async def result(self) -> T:
+        return await outcome(result_of(self.task))
+
+    def cancel(self) -> None:
+        self.task.cancel()
 
 
 class Crew:
@@ -110,6 +151,8 @@ class Prefetch(Generic[T]):
 
     Args:
       compute: computes the item for a position and a count.
+      ask: asks another process for that item, in any thread; returns None if it must be computed. With True as a third
+        argument, it waits for nothing, and an interrupt or a signal's handler may come anywhere.
       stride: the step from one position to the next.
       weight: the number of datapoints in an item of one position.
       workers: the number of threads that decode and transform; with 1, functions are called one at a time.
@@ -120,13 +163,14 @@ class Prefetch(Generic[T]):
     def __init__(
         self,
         compute: Callable[[int, int], Coroutine[Any, Any, T]],
+        ask: Callable[[int, int, bool], Item[T] | None] | None,
         stride: int,
         weight: int,
         workers: int,
         kind: Literal['loader', 'stream', 'interleave'],
         captures: bool,
     ) -> None:
-        self._compute = compute
+        self._compute, self._ask_for = compute, ask
         self._stride = stride
         self._weight = weight
         self._workers, self._captures = workers, captures
@@ -148,10 +192,11 @@ class Prefetch(Generic[T]):
         self._returned: float | None = None  # when the last item was returned
         self._spent = 0.0  # seconds from there to the request for the next one
         self._arriving = False  # True until its consumer has received it
-        self._items: collections.deque[_Item[T]] = collections.deque()
+        self._items: collections.deque[Item[T]] = collections.deque()
         self._crew = self._own_crew = Crew()
         self._long = 0  # slow items, one after the other
         self._waits = False  # True if items wait, for example for a bucket
+        self._loop: asyncio.AbstractEventLoop | None = None  # once items were started
         self._closed = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -179,7 +224,7 @@ class Prefetch(Generic[T]):
 
     def counts(self) -> tuple[int, int]:
         """Return the numbers of items that are ready and that are in progress."""
-        ready = sum(item.task is None or item.task.done() for item in self._items.copy())
+        ready = sum(item.is_done for item in self._items.copy())
         return ready, len(self._items) - ready
 
     async def take(self, asked: float | None = None) -> Any:
@@ -241,7 +286,7 @@ class Prefetch(Generic[T]):
             if not self._items:
                 return END
             item = self._items[0]
-            value = await self._wait(item) if item.task is not None else item.value
+            value = await self._wait(item) if item.value is NOT_READY else item.value
             if self._is_next(item):
                 self._items.popleft()
                 self.begin()
@@ -257,7 +302,7 @@ class Prefetch(Generic[T]):
         except IndexError:
             ended = self.stop is not None and self._frontier >= self.stop
             return END if ended and not self._items else NOT_READY
-        if first.task is not None:
+        if first.value is NOT_READY:
             return NOT_READY
         try:
             taken = self._items.popleft()
@@ -266,10 +311,13 @@ class Prefetch(Generic[T]):
         if taken is not first:
             self._items.appendleft(taken)
             return NOT_READY
-        try:  # noqa: SIM105 - twice as fast, for each item
-            first.loop.call_soon_threadsafe(self._begin_more)
-        except RuntimeError:  # the loop is closed
-            pass
+        if self._ask_for is not None:
+            self._start_items(self._ask_for, False)
+        elif self._loop is not None:
+            try:  # noqa: SIM105 - twice as fast, for each item
+                self._loop.call_soon_threadsafe(self._begin_more)
+            except RuntimeError:  # the loop is closed
+                pass
         return first.value
 
     def _begin_more(self) -> None:
@@ -279,7 +327,7 @@ class Prefetch(Generic[T]):
         of its step, such as for the first kernels on a GPU.
         """
         items = self._items.copy()  # from which the consumer may take one meanwhile
-        delay = min(_LATER, self._spent * _LATER_SHARE) if items and items[0].task is None else 0.0
+        delay = min(_LATER, self._spent * _LATER_SHARE) if items and items[0].value is not NOT_READY else 0.0
         if delay > _NOW:
             asyncio.get_running_loop().call_later(delay, self._begin_due)
         else:
@@ -300,15 +348,13 @@ class Prefetch(Generic[T]):
         if self._returned == returned:  # otherwise another thread has requested an item since
             self._returned, self._arriving = returned + seconds, False
 
-    async def _wait(self, item: _Item[T]) -> T | None:
+    async def _wait(self, item: Item[T]) -> T | None:
         """Return the value of an item; None if it was cancelled because the position was changed."""
-        task: Any = item.task
         try:
-            value: T = await outcome(result_of(task))
-            return value
+            return await item.result()
         except asyncio.CancelledError:
             consumer = asyncio.current_task()
-            if not task.cancelled() or consumer is None or consumer.cancelling():
+            if not item.is_cancelled or consumer is None or consumer.cancelling():
                 raise  # the consumer stopped waiting; the item is left for the next request
             if not self._is_next(item):
                 return None
@@ -318,12 +364,21 @@ class Prefetch(Generic[T]):
             self.drop()
             raise
 
-    def _is_next(self, item: _Item[T]) -> bool:
+    def _is_next(self, item: Item[T]) -> bool:
         return bool(self._items) and self._items[0] is item
 
     def begin(self) -> None:
         """Start the items that are due and not in progress. Requires a running loop."""
         self.loop_cpu += self._loop_clock.elapsed()
+        self._loop = asyncio.get_running_loop()
+        self._start_items(self._ask_for, True)
+
+    def _start_items(self, ask: Callable[[int, int, bool], Item[T] | None] | None, computes: bool) -> None:
+        """Start the items that are due; unless they may be computed, those that another process can be asked for at
+        once: an interrupt may come anywhere, after which the consumer seeks the item that it did not get.
+
+        Only who has the turn to take an item calls it, so that two threads never do at a time.
+        """
         while len(self._items) <= self.depth:
             position = self._frontier
             count = max(1, min(self.most, self._begun))
@@ -331,7 +386,12 @@ class Prefetch(Generic[T]):
                 if position >= self.stop:
                     return
                 count = min(count, -(-(self.stop - position) // self._stride))
-            self._items.append(_Item(start_task(self._run(position, count)), position))
+            item = None if ask is None else ask(position, count, not computes)
+            if item is None:
+                if not computes:
+                    return
+                item = _Computed(start_task(self._run(position, count)), position)
+            self._items.append(item)
             self._frontier = position + count * self._stride  # last: without items, it is the position
             self._begun += count
 
@@ -349,12 +409,11 @@ class Prefetch(Generic[T]):
             frontier = self._frontier
             try:
                 self._frontier = self._items[-1].position
-                task = self._items.pop().task
+                item = self._items.pop()
             except IndexError:  # the consumer has taken it
                 self._frontier = frontier
             else:
-                if task is not None:
-                    task.cancel()
+                item.cancel()
 
     def using_pool(self) -> '_Using':
         """Return a context manager in which blocking calls run in threads of this object."""
@@ -386,9 +445,12 @@ class Prefetch(Generic[T]):
         self._closed = True
         if self._items:
             await to_loop()
-            self._frontier, tasks = self.position, [item.task for item in self._items if item.task is not None]
+            self._frontier, items = self.position, [*self._items]
             self._items.clear()
-            await end_tasks(tasks)
+            for item in items:
+                if not isinstance(item, _Computed):
+                    item.cancel()
+            await end_tasks([item.task for item in items if isinstance(item, _Computed)])
         self._own_crew.retire()
 
 

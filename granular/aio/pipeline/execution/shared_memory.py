@@ -16,7 +16,6 @@ import os
 import pickle
 import socket
 import tempfile
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -139,10 +138,12 @@ class Sender:
 
 
 class Receiver:
-    """The memory of a ``Sender``, in the process that uses the items."""
+    """The memory of a ``Sender``, in the process that uses the items.
+
+    One thread receives them. Any may ask what is unused, without a lock: an interrupt may come anywhere.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._files: dict[int, mmap.mmap] = {}
         # The owner of all arrays of an item, the last fork before it, or -1 if a child may have it, and its file.
         self._items: dict[int, tuple[Callable[[], NDArray[np.uint8] | None], int, int]] = {}
@@ -151,30 +152,34 @@ class Receiver:
         """Rebuild an item from its pickle, ``head``; closes ``fd``, that of a new file, -1 if none was received."""
         if sent.file < 0:
             return _load(head, bytearray(sent.content), sent.sizes)
-        with self._lock:
-            for number in sent.closed:
-                self._files.pop(number, None)
-            if sent.closed:
-                self._items = {item: entry for item, entry in self._items.items() if entry[2] not in sent.closed}
-            if sent.new:
-                self._items[item] = lambda: None, -1, sent.file  # if it cannot be mapped, it is given back
+        for number in sent.closed:
+            self._files.pop(number, None)
+        if sent.closed:
+            for old, (_, _, file) in list(self._items.items()):
+                if file in sent.closed:
+                    self._items.pop(old, None)
+        if sent.new:
+            try:
                 self._files[sent.file] = _map(fd, sent.new, mmap.MAP_SHARED | getattr(mmap, 'MAP_POPULATE', 0))
-            # Whatever views the memory holds a reference to this array, not only to the map: numpy keeps the last
-            # base of its own type.
-            owner = np.frombuffer(self._files[sent.file], np.uint8)
-            self._items[item] = weakref.ref(owner), last_fork(), sent.file
+            except BaseException:
+                self._items[item] = lambda: None, -1, sent.file  # it is given back
+                raise
+        # Whatever views the memory holds a reference to this array, not only to the map: numpy keeps the last base of
+        # its own type.
+        owner = np.frombuffer(self._files[sent.file], np.uint8)
+        self._items[item] = weakref.ref(owner), last_fork(), sent.file
         return _load(head, owner, sent.sizes)
 
     def unused(self) -> list[tuple[int, bool]]:
-        """Return the items of which no array is left, each once, and whether their memory may be used again.
+        """Return the items of which no array is left, and whether their memory may be used again. Each comes once, but
+        for calls at the same time.
 
         It may not if this process forked while there were arrays: the child still has them.
         """
-        with self._lock:
-            unused = [(item, made) for item, (owner, made, _) in self._items.items() if owner() is None]
-            found = [(item, 0 <= made == last_fork()) for item, made in unused]
-            for item, _ in found:
-                del self._items[item]
+        unused = [(item, made) for item, (owner, made, _) in list(self._items.items()) if owner() is None]
+        found = [(item, 0 <= made == last_fork()) for item, made in unused]
+        for item, _ in found:
+            self._items.pop(item, None)
         return found
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from granular.aio.pipeline.execution import shared_memory
 from granular.aio.pipeline.execution.failures import remote
+from granular.aio.pipeline.execution.prefetch import NOT_READY, Item
 from granular.aio.pipeline.execution.worker_main import Report, Stage, Task, work
 from granular.aio.runtime.forking import after_fork, fork_turn, inherited
 from granular.aio.runtime.immediate import to_loop
@@ -80,7 +81,7 @@ class Workers:
         self._parts: Sequence[memoryview] = ()  # the memory of the task's arrays, in a file that all workers map
         self._file = -1
         self._release: Callable[[], Any] | None = None  # closes the file
-        self._turns = itertools.count()
+        self._turn = 0
         self._starting = asyncio.Lock()
         self._started = self._closed = False
 
@@ -91,13 +92,26 @@ class Workers:
         or its error cannot be transferred.
         """
         await to_loop()
-        number = next(self._turns) % self._count
+        number = self._turn % self._count
+        self._turn += 1
         if not self._started or (not self._closed and self._workers[number].dead):
             async with self._starting:
                 await self._ensure_alive(number)
         if self._closed:
             raise ClosedError('the workers are closed')
         return await self._workers[number].compute(position)
+
+    def ask(self, position: int, count: int, at_once: bool) -> 'Request | None':
+        """Ask the next worker for an item, in any thread; return None if ``compute`` must start or replace it first, or
+        if it cannot be asked ``at_once``: without waiting for anything, wherever an interrupt comes.
+        """
+        workers = self._workers
+        if self._closed or not workers:
+            return None
+        request = workers[self._turn % self._count].ask((position, count), at_once)
+        if request is not None:
+            self._turn += 1
+        return request
 
     async def _ensure_alive(self, number: int) -> None:
         if self._closed:
@@ -194,9 +208,21 @@ class _Outbox:
         self._memory = memory
         self._lock = threading.Lock()
         self._unsent: collections.deque[_Message | None] = collections.deque()  # the first is being sent
-        self._poll = select.poll()
+        self._poll, self._own_poll = select.poll(), select.poll()  # two, as each is used by one thread at a time
         self._poll.register(pipe.fileno(), select.POLLOUT)
+        self._own_poll.register(pipe.fileno(), select.POLLOUT)
         self.thread: threading.Thread | None = None
+
+    def send_at_once(self, message: _Message) -> bool:
+        """Send a message without the lock, if there is room; return whether it was sent.
+
+        One thread at a time calls it. What another one sends meanwhile is not mixed with it, as a small message is
+        written by one call of the system.
+        """
+        if self._unsent or not self._own_poll.poll(0):
+            return False
+        self._send(message)
+        return True
 
     def send(self, message: _Message | None) -> None:
         """Send a message, at once or later; raise ``OSError`` if the process has ended."""
@@ -241,6 +267,55 @@ class _Outbox:
                 self._unsent.popleft()
 
 
+class Request(Item[Any]):
+    """An item that a worker was asked for. Its reader thread finishes it."""
+
+    __slots__ = ('_errors', '_is_cancelled', '_is_done', '_waiting', '_worker', 'number', 'place')
+
+    def __init__(self, worker: '_Worker', number: int, place: tuple[int, ...]) -> None:
+        super().__init__(place[0])
+        self._worker = weakref.ref(worker)
+        self.number, self.place = number, place
+        self._is_done = self._is_cancelled = False
+        self._errors: list[BaseException] = []
+        self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_done
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled
+
+    def finish(self, value: Any, error: BaseException | None = None, is_cancelled: bool = False) -> None:
+        """Set what became of it, once, and wake the callers that wait for it."""
+        self.value, self._is_cancelled = value, is_cancelled
+        if error is not None:
+            self._errors.append(error)
+        self._is_done = True
+        while self._waiting:
+            future = self._waiting.pop()
+            with contextlib.suppress(RuntimeError):  # the loop ended, and with it the caller
+                future.get_loop().call_soon_threadsafe(_complete, future)
+
+    async def result(self) -> Any:
+        if not self._is_done:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            if not self._is_done:  # otherwise the reader thread may not have seen it
+                await future
+        if self._errors:
+            raise self._errors.pop()
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        return self.value
+
+    def cancel(self) -> None:
+        if (worker := self._worker()) is not None:
+            worker.cancel(self)
+
+
 class _Worker:
     """A worker process and its reader thread."""
 
@@ -275,8 +350,8 @@ class _Worker:
                 ) from None
         other_end.close()
         self._finalizer = weakref.finalize(self, _kill, self._process, os.getpid())
-        self._pending: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], tuple[int, ...]]] = {}
-        self._lock = threading.Lock()
+        # Without a lock, as an interrupt, or the handler of a signal that closes it, may come while a thread asks.
+        self._pending: dict[int, Request] = {}
         self._numbers = itertools.count()
         self._stopped = self.dead = self._joined = False
         if fd >= 0:
@@ -291,44 +366,49 @@ class _Worker:
         )
         start_thread(self._thread)
 
-    async def compute(self, position: tuple[int, ...]) -> Any:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+    def ask(self, position: tuple[int, ...], at_once: bool) -> Request | None:
+        """Ask for an item, in any thread; return None if the process has ended, or cannot be asked ``at_once``."""
+        if self._stopped or self.dead:
+            return None
         number = next(self._numbers)
-        with self._lock:
-            if self._stopped or self.dead:
-                raise self._obituary(position)
-            self._pending[number] = loop, future, position
-            try:
-                self._outbox.send((number, position, timing.on))
-            except OSError:
-                del self._pending[number]
-                raise self._obituary(position) from None
-            except GranularError:  # no thread can be started to send it
-                del self._pending[number]
-                raise
+        message = number, position, timing.on
+        request = self._pending[number] = Request(self, number, position)
         try:
-            return await future
-        except asyncio.CancelledError:
-            self._cancel(number)
+            if not at_once:
+                self._outbox.send(message)
+            elif not self._outbox.send_at_once(message):
+                self._pending.pop(number, None)
+                return None
+        except BaseException as error:
+            self._pending.pop(number, None)
+            if isinstance(error, OSError):
+                return None
             raise
-        finally:
-            del future  # the traceback of its error refers to this frame
+        if self.dead and self._pending.pop(number, None) is not None:  # it is not among those that have failed
+            return None
+        return request
 
-    def _cancel(self, number: int) -> None:
-        with self._lock, contextlib.suppress(OSError):  # it died, and the callers that wait for it get an error
-            if self._pending.pop(number, None) is None or self._stopped or self._outbox.withdraw(number):
-                return
-            self._outbox.send((number, None, timing.on))
+    async def compute(self, position: tuple[int, ...]) -> Any:
+        if (request := self.ask(position, False)) is None:
+            raise self._obituary(position)
+        try:
+            return await request.result()
+        except asyncio.CancelledError:
+            request.cancel()
+            raise
+
+    def cancel(self, request: Request) -> None:
+        if self._pending.pop(request.number, None) is None:
+            return
+        with contextlib.suppress(OSError):  # it has ended
+            if not self._stopped and not self._outbox.withdraw(request.number):
+                self._outbox.send((request.number, None, timing.on))
+        request.finish(NOT_READY, is_cancelled=True)
 
     def resolve(self, number: int, ok: bool, result: Any) -> None:
         """Pass an item, or an error, to its caller."""
-        with self._lock:
-            entry = self._pending.pop(number, None)
-        if entry is not None:
-            loop, future, _ = entry
-            with contextlib.suppress(RuntimeError):  # the loop ended, and with it the caller
-                loop.call_soon_threadsafe(_resolve, future, ok, result)
+        if (request := self._pending.pop(number, None)) is not None:
+            request.finish(result if ok else NOT_READY, None if ok else result)
 
     def take_report(self, report: Report) -> None:
         metrics, added, servers = report
@@ -343,12 +423,11 @@ class _Worker:
         """Mark the process as dead, and fail the items in progress."""
         _join(self._process)
         self._reports.end()
-        with self._lock:
-            self.dead = True
-            pending, self._pending = self._pending, {}
-        for loop, future, position in pending.values():
-            with contextlib.suppress(RuntimeError):  # the loop ended, and with it the caller
-                loop.call_soon_threadsafe(_resolve, future, False, self._obituary(position))
+        self.dead = True  # first: what is asked for afterwards is not among the requests that fail
+        while self._pending:
+            with contextlib.suppress(KeyError):  # another thread has taken the last one
+                _, request = self._pending.popitem()
+                request.finish(NOT_READY, self._obituary(request.place))
 
     def _obituary(self, position: tuple[int, ...]) -> GranularError:
         if exiting.is_set():
@@ -369,10 +448,9 @@ class _Worker:
 
     def stop(self) -> None:
         """Ask the process to exit."""
-        with self._lock:
-            self._stopped = True
-            with contextlib.suppress(OSError):  # it has exited already
-                self._outbox.send(None)
+        self._stopped = True
+        with contextlib.suppress(OSError):  # it has exited already
+            self._outbox.send(None)
 
     def kill(self) -> None:
         self._finalizer()
@@ -448,16 +526,18 @@ def _join(process: Any) -> None:
         process.join(_POLL)
 
 
-def _resolve(future: 'asyncio.Future[Any]', ok: bool, result: Any) -> None:
+def _complete(future: 'asyncio.Future[None]') -> None:
     if not future.done():
-        (future.set_result if ok else future.set_exception)(result)
+        future.set_result(None)
 
 
 def _listen(pipe: Connection, process: Any, memory: shared_memory.Receiver, worker: 'weakref.ref[_Worker]') -> None:
     """The main function of the reader thread: pass on the replies of a worker, until it ends."""
+    poll = select.poll()
+    poll.register(pipe.fileno(), select.POLLIN)
     while True:
         try:
-            _wait_for_reply(pipe, process)
+            _wait_for_reply(poll, process)
             number, ok, head, sent, report = pipe.recv()
             fd = shared_memory.receive_fd(pipe) if sent.new else -1
         except (EOFError, OSError):
@@ -479,8 +559,8 @@ def _listen(pipe: Connection, process: Any, memory: shared_memory.Receiver, work
         owner.ended()
 
 
-def _wait_for_reply(pipe: Connection, process: Any) -> None:
-    while not pipe.poll(_SILENCE):
+def _wait_for_reply(poll: 'select.poll', process: Any) -> None:
+    while not poll.poll(_SILENCE * 1000):
         if not process.is_alive():
             raise EOFError  # another process, such as its own child, holds its end of the pipe
 

@@ -9,6 +9,7 @@ from granular import filters
 from granular._support.indexing import Ints, check_field, indices_of
 from granular._support.other_names import Elementless
 from granular.aio.pipeline.fields.navigation import Disposable
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.selection import read_labels
 from granular.aio.runtime.threads import offload
 from granular.errors import UnknownKeyError
@@ -55,6 +56,10 @@ class Fields(Elementless, Disposable, abc.ABC):
     @abc.abstractmethod
     def describe(self) -> str:
         """Describe the dataset in one line."""
+
+    def line(self) -> Line:
+        """Return the description, by which a state belongs to a pipeline."""
+        return Line(self.describe())
 
     def __repr__(self) -> str:
         return self.describe()

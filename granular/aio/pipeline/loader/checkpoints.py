@@ -22,11 +22,11 @@ def _file(directory: AnyPath, process: ShardOptions | None) -> Path:
 
 @answering()
 async def save_state(directory: AnyPath, state: Mapping[str, Any], process: ShardOptions | None = None) -> Path:
-    """Write the state of a pipeline, as returned by ``get_state()``, ``save()`` or ``state_dict()``.
+    """Write the state of a pipeline, as returned by ``state_dict()``.
 
     The file is written atomically, with a checksum, and replaces an older one::
 
-        await save_state('s3://bucket/run/1000', loader.save())
+        await save_state('s3://bucket/run/1000', loader.state_dict())
         loader.load(await load_state('s3://bucket/run/1000'))
 
     Args:
@@ -46,7 +46,7 @@ async def save_state(directory: AnyPath, state: Mapping[str, Any], process: Shar
         json.loads(text, object_pairs_hook=_object)  # refuses what could not be loaded
         check_plain(state)
     except (TypeError, ValueError, RecursionError) as error:
-        hint = ': pass what its get_state() returns' if hasattr(state, 'get_state') else ''
+        hint = ': pass what its state_dict() returns' if hasattr(state, 'state_dict') else ''
         raise StateError(f'{path}: the state is not plain JSON: {error}{hint}') from error
     await path.parent.mkdir(parents=True, exist_ok=True)
     await path.write_text(f'{{"version": {_VERSION}, "crc32c": "{_checksum(text)}", "state": {text}}}')
@@ -67,7 +67,7 @@ async def load_state(directory: AnyPath, process: ShardOptions | None = None) ->
 
     ::
 
-        await save_state('./checkpoint', loader.save())
+        await save_state('./checkpoint', loader.state_dict())
         loader.load(await load_state('./checkpoint'))
 
     If a different number of processes wrote the states, the state of any of them is valid, because the order of a

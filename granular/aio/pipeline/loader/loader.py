@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike
 from granular._support.indexing import MOST, MOST_WORKERS, check_integer
 from granular._support.other_names import answering
 from granular._support.text import logger
-from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint
+from granular.aio.pipeline.describe import block_orders, check_lines, fingerprint, lines_of, saved_lines
 from granular.aio.pipeline.execution.failures import OnError
 from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.lines import Applied
 from granular.aio.pipeline.loader.collate import DROPPED, Batch, Spec
 from granular.aio.pipeline.loader.running import Loading, RunningLoader
 from granular.aio.pipeline.nodes.adapters import convert
@@ -25,7 +26,7 @@ from granular.aio.pipeline.position import VERSION, check_plain, check_version
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
 from granular.aio.runtime.threads import offload
-from granular.changes import Applied, BatchSize, Grown, declared
+from granular.changes import BatchSize, Grown, declared
 from granular.errors import InvalidArgumentError, StateError
 
 
@@ -54,7 +55,7 @@ class LoaderHandle(Traceable):
 
     @property
     def consumed(self) -> int:
-        """Number of steps of the source before the next batch, over all shards and epochs: the ``'step'`` of ``save``.
+        """Number of steps of the source before the next batch, over all shards and epochs: the ``'step'`` of the state.
 
         Batch ``k`` of an epoch, over all shards, is at step ``epoch * len(source) + k * batch``.
         """
@@ -105,7 +106,7 @@ class LoaderHandle(Traceable):
 
     @abc.abstractmethod
     def set_next_index(self, index: int) -> Any:
-        """Continue with a batch, by its number over all epochs, as after ``load``; those before it are not read.
+        """Continue with a batch, by its number over all epochs, as from a state; those before it are not read.
 
         ::
 
@@ -131,7 +132,7 @@ class LoaderHandle(Traceable):
           InvalidArgumentError: as for ``indices`` of a MapDataset.
         """
 
-    def save(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state: plain JSON, the position of the next batch, independent of prefetched batches.
 
         :func:`granular.describe_state` says what it holds.
@@ -142,17 +143,19 @@ class LoaderHandle(Traceable):
         length = {} if epochs is None else {'length': epochs.length}
         return {
             'version': VERSION, 'step': self.consumed, **length, 'round': self._core.flow.turns.stride,
-            'seed': source.seed, 'pipeline': fingerprint(source), 'stages': outline_of(source),
+            'seed': source.seed, 'pipeline': saved_lines(source), 'stages': outline_of(source),
         }  # fmt: skip
 
+    save = state_dict
+
     @abc.abstractmethod
-    def load(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> Any:
+    def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> Any:
         """Continue from a state; also possible while iterating. Drops prefetched batches.
 
         A state of granular 0.21, ``{'step': ..., 'seed': ...}``, is compared by these.
 
         Args:
-          state: from ``save``.
+          state: from ``state_dict``.
           changes: what is different in this source, as :mod:`granular.changes` declares it.
 
         Raises:
@@ -160,8 +163,6 @@ class LoaderHandle(Traceable):
             not divide its place in the epoch; the message names the differences.
           InvalidArgumentError: if ``changes`` is not a list of changes.
         """
-
-    state_dict = save
 
     def fingerprint(self) -> list[str]:
         """Return one line per stage; a state fits every loader with the same lines."""
@@ -173,7 +174,7 @@ class LoaderHandle(Traceable):
         ``batches``, ``datapoints`` and ``bytes``; ``batches_per_second`` and ``bytes_per_second``; ``wait_seconds``
         that the consumer waited, and ``consumer_seconds`` that it spent itself, of which its thread computed
         ``consumer_cpu_seconds``; ``loop_cpu_seconds`` that the thread of the event loop computed; batches ``ready`` and
-        ``in_flight``; failed datapoints (``errors``). What is loaded again after ``load`` is counted again.
+        ``in_flight``; failed datapoints (``errors``). What is loaded again after a state was loaded is counted again.
 
         If the two threads computed together almost all of the time, the Python interpreter is the limit, which runs one
         thread at a time: load in worker processes (``mp``). The log says so after 200 batches.
@@ -259,8 +260,8 @@ class Loader(LoaderHandle):
     Batch ``k`` of shard ``s`` contains the source's steps from ``(k * num_shards + s) * batch`` on. Over an endless
     source (``Epochs``, ``Sample``) it never ends. Over a finite source one loop is one epoch, which ends with the last
     step that gives every shard a full batch: ``iter`` begins the next one, unless nothing was taken since the last
-    ``iter``, ``load`` or ``set_epoch``, or the last loop failed. A loop that is left is not continued. Each epoch of a
-    ``shuffle`` has another order. Threads that share a loader share one iterator of it.
+    ``iter``, ``load_state_dict`` or ``set_epoch``, or the last loop failed. A loop that is left is not continued. Each
+    epoch of a ``shuffle`` has another order. Threads that share a loader share one iterator of it.
 
     Memory is bounded by ``memory`` and the two batches that the consumer may hold.
 
@@ -287,7 +288,7 @@ class Loader(LoaderHandle):
       DatapointError: if keys, dtypes or shapes of a datapoint differ from those of the first, or a list has values that
         an array cannot hold unchanged. Values are never cast or cut.
       Exception: errors of the source are raised unchanged, with a note that names the step. The loader stays at the
-        batch that failed: ``load`` a later step to skip it.
+        batch that failed: load a later step to skip it.
       WorkerError: if a worker process died.
     """
 
@@ -352,11 +353,11 @@ class Loader(LoaderHandle):
         self.__dict__.update(state)
         self._core.close_with(self)
 
-    def load(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
         check_plain(state)
         step = state.get('step') if isinstance(state, Mapping) else None
         if type(step) is not int or not 0 <= step < 1 << 63:
-            raise StateError(f'expected a state such as {self.save()}, got {state!r:.200}')
+            raise StateError(f'expected a state such as {self.state_dict()}, got {state!r:.200}')
         length = state.get('length')
         if length is not None and (type(length) is not int or not 1 <= length < 1 << 63):
             raise StateError(f'expected the length of an epoch, got {length!r:.100} in {state!r:.200}')
@@ -378,6 +379,8 @@ class Loader(LoaderHandle):
             raise StateError(f'the state is at step {step}, {described} has {own} datapoints')
         self._core.load(epoch * (own or 0) + place)
 
+    load = load_state_dict
+
     def _check_source(self, state: Mapping[str, Any], changes: Sequence[Any]) -> list[Applied]:
         """Check that a state belongs to this source. Returns the declared changes that were made."""
         seed = state.get('seed', self.source.seed)
@@ -386,7 +389,7 @@ class Loader(LoaderHandle):
                 f'the state was saved with seed {seed}, this source has {self.source.seed}: pass the seed of the state'
             )
         if 'pipeline' in state:
-            return check_fingerprint(state['pipeline'], fingerprint(self.source), changes)
+            return check_lines(state['pipeline'], lines_of(self.source), changes)
         if orders := block_orders(self.source):
             raise StateError(
                 f'the state is of granular 0.21, which has none of the orders {orders} of this source: continue with '
@@ -399,11 +402,9 @@ class Loader(LoaderHandle):
         for change, was, now in made:
             if isinstance(change, Grown | BatchSize) and place:
                 raise StateError(
-                    f'{change!r} is declared, {now!r} in place of {was!r}, and {place} datapoints of an epoch were '
-                    f'taken, which it divides differently: load a state of the end of an epoch'
+                    f'{change!r} is declared, {str(now)!r} in place of {str(was)!r}, and {place} datapoints of an '
+                    f'epoch were taken, which it divides differently: load a state of the end of an epoch'
                 )
-
-    load_state_dict = load
 
     def set_next_index(self, index: int) -> None:
         number = check_integer('index', index, 0, MOST)

@@ -71,10 +71,11 @@ class Loading(Flow):
         )
         compute: Callable[..., Coroutine[Any, Any, LoadedBatch]] = self._assembly.compute
         self._processes = None if mp is None else _processes(self._assembly, processes, mp)
+        ask = None
         if self._processes is not None:
-            compute = self._processes.compute
+            compute, ask = self._processes.compute, self._processes.ask
         self.ahead: Prefetch[LoadedBatch] = Prefetch(
-            compute, self.turns.stride, batch, workers, 'loader', on_error != 'raise'
+            compute, ask, self.turns.stride, batch, workers, 'loader', on_error != 'raise'
         )
         self._returned: collections.deque[Batch] = collections.deque()
         self._last: Batch | None = None  # unless it did not reach its consumer
@@ -202,7 +203,7 @@ class Loading(Flow):
 
     state = mark
 
-    async def restore(self, state: int, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: int, rules: RestoreRules = FREE) -> None:
         self.forget()
         if self.goal is None:
             await self._seek(state)

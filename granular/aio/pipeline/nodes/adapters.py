@@ -27,6 +27,7 @@ from granular.aio.pipeline.data_source import (
     parts_of,
 )
 from granular.aio.pipeline.execution.failures import Failure, capturing, of_datapoint
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.source import Source, estimate_nbytes, length_of, map_in_threads, timed
 from granular.aio.runtime.buffers import read_only
 from granular.aio.runtime.immediate import to_loop
@@ -120,11 +121,11 @@ class _Adapter(Source):
     def __len__(self) -> int:
         return length_of(self.root)
 
-    def describe(self) -> str:
+    def line(self) -> Line:
         if isinstance(self.root, range):
-            return repr(self.root)
+            return Line(repr(self.root))
         if not self.measures_root:
-            return f'{type(self.root).__name__} of {len(self.root)}'
+            return Line('source', source=type(self.root).__name__, elements=len(self.root))
         shown = ' '.join(repr(self.root).split())  # the repr of a Hugging Face dataset has several lines
         if ' at 0x' in shown:
             shown = type(self.root).__name__
@@ -132,7 +133,10 @@ class _Adapter(Source):
             # The whole repr of a reader of granular tells it from others, such as windows of other episodes.
             rest = f'... {crc32c(shown.encode()):08x}' if isinstance(self.root, OpenedDataSource) else ''
             shown = f'{shown[:_SHOWN]}{rest}'
-        return shown if self._mask is None else f'{shown}, keys {", ".join(self._mask)}'
+        return Line('source', source=shown, part=None if self._mask is None else f', keys {", ".join(self._mask)}')
+
+    def describe(self) -> str:
+        return str(self.line())
 
     def select(self, fields: Sequence[str]) -> Self | None:
         if not takes_mask(self.root):
@@ -229,7 +233,6 @@ class Fetching(_Adapter):
         return None if kin is None else (kin, self._mask)
 
     async def fetch_undecoded(self, indices: ArrayLike) -> Calls[list[Any]] | None:
-        """Read datapoints, and return the calls that decode them, for threads; None if they can only be fetched."""
         if not self._is_own:
             return None
         try:
@@ -251,21 +254,27 @@ class Fetching(_Adapter):
 
     async def fetch_with(self, joint: Joint, sources: Sequence['Fetching'], indices: Sequence[Ints]) -> list[list[Any]]:
         """Return datapoints of several sources that are kin, by the indices in each, in one fan-out."""
-        counts = list(map(len, indices))
         try:
-            roots = [source.root for source in sources]
-            parts = cut_into(await joint.fetch(roots, counts, np.concatenate(indices), self._mask), counts)
+            return _divided(sources, indices, await joint.fetch(*_joined(sources, indices), self._mask))
         except Exception as error:
-            is_captured = capturing.get() and of_datapoint(error)
-            if not is_captured and not isinstance(error, ObjectChangedError | NotFoundError):
+            if not _are_read_alone_after(error):
                 raise
-        else:
-            for source, datapoints in zip(sources, parts, strict=True):
-                source._count(datapoints)
-            return parts
         # Alone, each reads again what was replaced, and tells apart the datapoints that fail.
         await to_loop()
         return await gather([source.fetch(own) for source, own in zip(sources, indices, strict=True)])
+
+    async def fetch_undecoded_with(
+        self, joint: Joint, sources: Sequence['Fetching'], indices: Sequence[Ints]
+    ) -> Calls[list[list[Any]]]:
+        """Read datapoints as ``fetch_with``, and return the calls that decode them, for threads."""
+        try:
+            calls = await joint.fetch_undecoded(*_joined(sources, indices), self._mask)
+        except Exception as error:
+            if not _are_read_alone_after(error):
+                raise
+        else:
+            return calls.then(lambda datapoints: _divided(sources, indices, datapoints))
+        return Calls.none(await self.fetch_with(joint, sources, indices))
 
     def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]:
         options: dict[str, Any] = {} if self._mask is None else {'mask': self._mask}
@@ -278,6 +287,24 @@ class Fetching(_Adapter):
         datapoints = self._one_for_each(indices, await await_user(self.root.fetch(indices, **options)))
         self._record(len(datapoints), began)
         return datapoints
+
+
+def _joined(sources: Sequence[Fetching], indices: Sequence[Ints]) -> tuple[list[Any], list[int], Ints]:
+    """Return the readers of some sources, the number of datapoints of each, and the indices of all."""
+    return [source.root for source in sources], list(map(len, indices)), np.concatenate(indices)
+
+
+def _divided(sources: Sequence[Fetching], indices: Sequence[Ints], datapoints: list[Any]) -> list[list[Any]]:
+    """Return the datapoints of each source, of those of all, and count them."""
+    parts = cut_into(datapoints, list(map(len, indices)))
+    for source, own in zip(sources, parts, strict=True):
+        source._count(own)
+    return parts
+
+
+def _are_read_alone_after(error: Exception) -> bool:
+    """Return whether sources that failed together are read each alone."""
+    return (capturing.get() and of_datapoint(error)) or isinstance(error, ObjectChangedError | NotFoundError)
 
 
 class _Blocking(_Adapter):

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from numpy.typing import NDArray
 
 from granular._support.indexing import Ints
+from granular._support.lru import LRU
 from granular.aio.runtime.background import background, cancel_idle
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.immediate import running_loop
@@ -41,13 +42,15 @@ class Arrangements:
     """The arrangements of at most two epochs. Worker processes map those that their parent has made."""
 
     def __init__(self, made: Mapping[int, Arrangement] | None = None) -> None:
-        self._made: dict[int, Arrangement] = dict(made or {})
+        self._made: LRU[int, Arrangement] = LRU(_KEPT)
+        for epoch, arranged in (made or {}).items():
+            self._made.put(epoch, arranged)
         self.lock = threading.Lock()
         self._ahead = PerLoop[dict[int, asyncio.Task[Arrangement]]](dict)  # the last that was begun under a loop
         _all.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ((self._made,) if pickling_for_worker.get() else ())
+        return type(self), ((dict(self._made.items()),) if pickling_for_worker.get() else ())
 
     async def get(self, epoch: int, make: Make, is_quick: bool) -> Arrangement:
         """Return the arrangement of an epoch; a quick one is made on the event loop."""
@@ -62,9 +65,7 @@ class Arrangements:
         with self.lock:
             if (arranged := self._made.get(epoch)) is None:
                 arranged = make(epoch, stop or threading.Event())
-                for oldest in list(self._made)[: max(0, len(self._made) + 1 - _KEPT)]:
-                    del self._made[oldest]
-                self._made[epoch] = arranged
+                self._made.put(epoch, arranged)
             return arranged
 
     def compute_first(self, make: Make) -> None:

@@ -5,9 +5,10 @@ Mix and concatenate have the order and semantics that Google Grain documents.
 
 import abc
 import functools
+import itertools
 import math
 import operator
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -18,21 +19,33 @@ from granular.aio.pipeline.data_source import Joint
 from granular.aio.pipeline.execution.failures import Failure
 from granular.aio.pipeline.nodes.adapters import Fetching, convert
 from granular.aio.pipeline.nodes.elements import measured
-from granular.aio.pipeline.nodes.indices import ENDLESS, IndexNode, check_finite, check_length, in_epochs, looked_up
+from granular.aio.pipeline.nodes.indices import (
+    ENDLESS,
+    IndexNode,
+    check_finite,
+    check_length,
+    in_epochs,
+    looked_up,
+    looked_up_now,
+)
 from granular.aio.pipeline.nodes.patterns import Pattern, mixed, size_of
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, length_of
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import offload
+from granular.aio.runtime.threads import Calls, offload
+from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
 
 _LONGEST_CYCLE: Final = 1 << 18  # choices of a mix that are kept in memory
+_SHORT_CYCLE: Final = 1 << 14  # choices, times sources, that an event loop computes
+_FEW: Final = 16  # sources in which an event loop looks up indices
 
 
 class SourceChoice(Node):
     """Several sources; each index maps to one of them."""
 
     selects = True
+    quick = False  # True if ``choose`` is fast enough for an event loop
 
     def __init__(self, parents: Sequence[Any]) -> None:
         if not isinstance(parents, Iterable) or not parents:
@@ -63,14 +76,33 @@ class SourceChoice(Node):
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices, np.int64)
-        groups, parts = await offload(self._find, steps)
+        groups, parts = await self._find(steps)
         return placed(groups, await self._joints.fetch(parts), len(steps))
 
-    def _find(self, indices: Ints) -> tuple[list[tuple[int, Ints]], list[tuple[Source, Ints]]]:
+    async def fetch_undecoded(self, indices: ArrayLike) -> Calls[list[Any]] | None:
+        steps = np.asarray(indices, np.int64)
+        groups, parts = await self._find(steps)
+        calls = await self._joints.fetch_undecoded(parts)
+        return calls.then(lambda values: placed(groups, values, len(steps)))
+
+    async def _find(self, indices: Ints) -> tuple[list[tuple[int, Ints]], list[tuple[Source, Ints]]]:
         """Return the owners with their positions, and what is read of each: its source, and the indices in that."""
+        if self.quick and len(self.parents) <= _FEW and (found := call_user(self._found_now, indices)) is not None:
+            return found
+        return await offload(self._found, indices)
+
+    def _found(self, indices: Ints) -> tuple[list[tuple[int, Ints]], list[tuple[Source, Ints]]]:
         owners, inner = self._chosen(indices)
         groups = grouped(owners)
         return groups, [looked_up(self.parents[owner], inner[positions]) for owner, positions in groups]
+
+    def _found_now(self, indices: Ints) -> tuple[list[tuple[int, Ints]], list[tuple[Source, Ints]]] | None:
+        """Return the result of ``_found``; None if that takes too long for an event loop."""
+        owners, inner = self._chosen(indices)
+        groups = grouped(owners)
+        parts = [looked_up_now(self.parents[owner], inner[positions]) for owner, positions in groups]
+        known = [part for part in parts if part is not None]
+        return (groups, known) if len(known) == len(parts) else None
 
     def _chosen(self, indices: Ints) -> tuple[Ints, Ints]:
         if not self.kept:
@@ -101,33 +133,60 @@ class Joints:
         if len(parts) == 1:
             [(source, indices)] = parts
             return [await source.fetch(indices)]
-        alike: dict[Any, list[int]] = {}
-        for number, (source, _) in enumerate(parts):
-            kin = source.kin() if isinstance(source, Fetching) else None
-            alike.setdefault(number if kin is None else kin, []).append(number)
+        alike = _alike(parts)
         if len(alike) > 1:
             await to_loop()
-        fetched = await gather(
-            [self._fetch_alike(kin, [parts[number] for number in numbers]) for kin, numbers in alike.items()]
-        )
-        out: list[list[Any]] = [[] for _ in parts]
-        for numbers, found in zip(alike.values(), fetched, strict=True):
-            for number, datapoints in zip(numbers, found, strict=True):
-                out[number] = datapoints
-        return out
+        fetched = await gather([self._fetch_alike(kin, [parts[i] for i in own]) for kin, own in alike.items()])
+        return _spread(alike, fetched)
+
+    async def fetch_undecoded(self, parts: Sequence[tuple[Source, Ints]]) -> Calls[list[list[Any]]]:
+        """Read datapoints of several sources, as ``fetch``, and return the calls that decode them, for threads."""
+        alike = _alike(parts)
+        calls = await gather([self._fetch_alike_undecoded(kin, [parts[i] for i in own]) for kin, own in alike.items()])
+        return Calls.all_of(calls).then(lambda fetched: _spread(alike, fetched))
 
     async def _fetch_alike(self, kin: Any, parts: Sequence[tuple[Source, Ints]]) -> list[list[Any]]:
-        first, indices = parts[0]
-        if len(parts) == 1 or not isinstance(first, Fetching):
-            return [await first.fetch(indices)]
-        sources = [source for source, _ in parts if isinstance(source, Fetching)]
+        if len(sources := _fetching(parts)) > 1:
+            return await sources[0].fetch_with(self._joint(kin, sources), sources, [own for _, own in parts])
+        [(source, indices)] = parts
+        return [await source.fetch(indices)]
+
+    async def _fetch_alike_undecoded(self, kin: Any, parts: Sequence[tuple[Source, Ints]]) -> Calls[list[list[Any]]]:
+        if len(sources := _fetching(parts)) > 1:
+            return await sources[0].fetch_undecoded_with(self._joint(kin, sources), sources, [own for _, own in parts])
+        [(source, indices)] = parts
+        if (calls := await source.fetch_undecoded(indices)) is None:
+            return Calls.none([await source.fetch(indices)])
+        return calls.then(lambda datapoints: [datapoints])
+
+    def _joint(self, kin: Any, sources: Sequence[Fetching]) -> Joint:
+        """Return sources that are kin as one."""
         joint = self._by_kin.get(kin)
         if joint is None or not joint.fits([source.root for source in sources]):
             # With all that are open, so that the next batches, which read others of them, find them in it.
             beneath = [source for source in map(_read_by, self._sources) if isinstance(source, Fetching)]
             own = {id(source.root): source for source in (*beneath, *sources) if source.kin() == kin}
-            joint = self._by_kin[kin] = first.join(list(own.values()))
-        return await first.fetch_with(joint, sources, [own for _, own in parts])
+            joint = self._by_kin[kin] = sources[0].join(list(own.values()))
+        return joint
+
+
+def _alike(parts: Sequence[tuple[Source, Ints]]) -> dict[Any, list[int]]:
+    """Return the numbers of the parts that are read together, by what their sources have in common."""
+    alike: dict[Any, list[int]] = {}
+    for number, (source, _) in enumerate(parts):
+        kin = source.kin() if isinstance(source, Fetching) else None
+        alike.setdefault(number if kin is None else kin, []).append(number)
+    return alike
+
+
+def _spread(alike: Mapping[Any, list[int]], fetched: Sequence[list[list[Any]]]) -> list[list[Any]]:
+    """Return the datapoints of each part, of those that were read together."""
+    pairs = zip(itertools.chain(*alike.values()), itertools.chain(*fetched), strict=True)
+    return [datapoints for _, datapoints in sorted(pairs, key=operator.itemgetter(0))]
+
+
+def _fetching(parts: Sequence[tuple[Source, Ints]]) -> list[Fetching]:
+    return [source for source, _ in parts if isinstance(source, Fetching)]
 
 
 def _read_by(source: Source) -> Source:
@@ -150,6 +209,8 @@ async def fetch_by_owner(owners: Ints, fetch: Callable[[int, Ints], Coroutine[An
 
 class Interleave(SourceChoice):
     """One datapoint of each source in turn."""
+
+    quick = True
 
     def pattern(self) -> Pattern | None:
         return mixed((1,) * len(self.parents), self._parts())
@@ -176,6 +237,7 @@ class Proportional(SourceChoice):
         super().__init__(parents)
         self._weights = proportions(len(parents), weights)
         total = sum(self._weights)
+        self.quick = len(parents) * total // math.gcd(*self._weights) <= _SHORT_CYCLE
         read = [
             (i, parent, weight) for i, (parent, weight) in enumerate(zip(parents, self._weights, strict=True)) if weight
         ]
@@ -291,6 +353,8 @@ def all_turns_before(indices: Ints, weights: Sequence[int]) -> Ints:
 
 class Concatenate(SourceChoice):
     """One source after another; an epoch contains one epoch of each."""
+
+    quick = True
 
     def __init__(self, parents: Sequence[Source]) -> None:
         super().__init__(parents)

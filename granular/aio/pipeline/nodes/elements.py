@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from granular._support.indexing import MOST, Ints, Seed, check_integer, indices_of
 from granular.aio.pipeline.execution.failures import Failure, Handler, capturing, handling, of_datapoint
-from granular.aio.pipeline.nodes.adapters import Fetching
-from granular.aio.pipeline.nodes.indices import IndexNode, beneath, check_finite, find, in_epochs
+from granular.aio.pipeline.lines import Line
+from granular.aio.pipeline.nodes.indices import IndexNode, beneath, check_finite, find, in_epochs, inner_indices
 from granular.aio.pipeline.nodes.patterns import Pattern
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
-from granular.aio.pipeline.nodes.stacking import describe_batch, is_small, stack
+from granular.aio.pipeline.nodes.stacking import is_small, line_of_batch, stack
 from granular.aio.pipeline.transforms import FlatMapFunction, Predicate, RandomFunction
 from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.user_functions import call_checked, call_user, function_or, method_of, name_of
@@ -56,7 +56,7 @@ class Element(Node):
         steps = np.asarray(indices).tolist()
         calls = [timed(node, node.call) for node in reversed(chain)]
         source, inner = await find(source, indices)
-        if isinstance(source, Fetching) and not is_immediate():
+        if not is_immediate():
             # Decoding and the functions share one hop to a thread.
             decoding, decoded = await source.fetch_undecoded(inner), list[Any]()
             if decoding is not None:
@@ -78,8 +78,11 @@ class Function(Element):
         super().__init__(parent)
         self.fn = method_of(fn, self.operation)
 
+    def line(self) -> Line:
+        return Line(self.operation, function=name_of(self.fn))
+
     def describe(self) -> str:
-        return f'{self.operation}({name_of(self.fn)})'
+        return str(self.line())
 
 
 class Map(Function):
@@ -109,8 +112,8 @@ class RandomMap(Function):
     def call(self, datapoint: Any, index: int) -> Any:
         return call_checked('random_map calls fn(element, rng)', self.fn, datapoint, generator(self._key, index))
 
-    def describe(self) -> str:
-        return f'random_map({name_of(self.fn)}, seed={self._seed})'
+    def line(self) -> Line:
+        return super().line().changed(seed=self._seed)
 
 
 def generator(key: Any, index: int) -> np.random.Generator:
@@ -130,6 +133,9 @@ class Streamed(Element):
             return NONE
         out = self.node.call(datapoint, index)
         return NONE if out is None else out
+
+    def line(self) -> Line:
+        return self.node.line()
 
     def describe(self) -> str:
         return self.node.describe()
@@ -168,6 +174,11 @@ class Excluded(Node):
     async def nullable_keys(self) -> frozenset[str]:
         return await self.parents[0].nullable_keys()
 
+    @property
+    def leaves_none(self) -> bool:
+        """True if all elements are left out."""
+        return len(self._excluded) == len(self)
+
     def remaining(self, indices: Ints) -> NDArray[np.bool_]:
         """Return whether each index is not left out."""
         return ~np.isin(indices % max(1, len(self)), self._excluded)
@@ -180,9 +191,27 @@ class Excluded(Node):
             out[position] = datapoint
         return out
 
-    def describe(self) -> str:
+    def line(self) -> Line:
         checksum = crc32c(np.ascontiguousarray(self._excluded, '<i8').tobytes())
-        return f'exclude({len(self._excluded)} indices, CRC32C {checksum:08x})'
+        return Line('exclude', excluded=f'{len(self._excluded)} indices, CRC32C {checksum:08x}')
+
+    def describe(self) -> str:
+        return str(self.line())
+
+
+def all_excluded(source: Source, indices: Ints) -> Excluded | None:
+    """Return the ``exclude`` that leaves out all of some elements, in every epoch; None if some may remain."""
+    varies = False
+    while len(source.parents) == 1 and (isinstance(source, IndexNode | Excluded | Handled) or source.elementwise):
+        varies = varies or source.varies
+        if isinstance(source, Excluded):
+            indices = indices[source.remaining(indices)]
+            if not len(indices):
+                return None if varies and not source.leaves_none else source
+        elif isinstance(source, IndexNode):
+            indices = inner_indices(source, indices)
+        source = source.parents[0]
+    return None
 
 
 OPERATIONS: Final[Mapping[str, Callable[..., Function]]] = {
@@ -271,8 +300,11 @@ class FlatMap(Node):
             )
         return parts
 
+    def line(self) -> Line:
+        return Line('flat_map', function=name_of(self.fn), max_fan_out=self._fan_out)
+
     def describe(self) -> str:
-        return f'flat_map({name_of(self.fn)}, max_fan_out={self._fan_out})'
+        return str(self.line())
 
 
 def parts_of(parts: Any, stage: str) -> list[Any]:
@@ -461,8 +493,11 @@ class Batch(Node):
     def arguments(self) -> dict[str, Any]:
         return {'size': self.size, 'drop': self.drop_remainder}
 
+    def line(self) -> Line:
+        return line_of_batch(self.size, self.drop_remainder, self.fn)
+
     def describe(self) -> str:
-        return describe_batch(self.size, self.drop_remainder, self.fn)
+        return str(self.line())
 
 
 def beneath_functions(source: Source) -> tuple[Source, list[str]]:

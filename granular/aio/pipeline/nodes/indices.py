@@ -21,7 +21,7 @@ from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.patterns import Pattern
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, length_of, varying_stage
 from granular.aio.pipeline.shards import ShardOptions
-from granular.aio.runtime.threads import offload
+from granular.aio.runtime.threads import Calls, offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.formats.checksums import crc32c
@@ -66,6 +66,17 @@ def inner_indices(node: IndexNode, indices: Ints) -> Ints:
 def looked_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
     """Return the next source that does more than to map indices, and its indices, also behind a shuffle."""
     while isinstance(source, IndexNode) and (inner := source.chosen(indices)) is not None:
+        source, indices = source.parents[0], inner
+    return source, indices
+
+
+def looked_up_now(source: Source, indices: Ints) -> tuple[Source, Ints] | None:
+    """Return the result of ``looked_up``; None if that takes too long for an event loop."""
+    while isinstance(source, IndexNode):
+        if isinstance(source, Shuffle) and not source.is_ready(indices):
+            return None
+        if (inner := source.chosen(indices)) is None:
+            break
         source, indices = source.parents[0], inner
     return source, indices
 
@@ -173,6 +184,15 @@ class Shuffle(IndexNode):
         source, steps = await find(*await self._find(indices))
         return await source.fetch(steps)
 
+    async def fetch_undecoded(self, indices: ArrayLike) -> Calls[list[Any]] | None:
+        source, steps = await find(*await self._find(indices))
+        return await source.fetch_undecoded(steps)
+
+    def is_ready(self, steps: Ints) -> bool:
+        """Return whether these are looked up fast enough for an event loop."""
+        length = len(self)
+        return all(self.order.is_ready(length, self.seed, epoch) for epoch in _epochs_of(steps, length))
+
     async def _find(self, indices: ArrayLike) -> tuple[Source, Ints]:
         """Return the result of ``look_up``, computed in a thread if the order takes long."""
         steps = self._steps(indices)
@@ -180,7 +200,7 @@ class Shuffle(IndexNode):
         check_not_empty(self, length, steps)
         if isinstance(self.order, Blocks) and isinstance(source, BlockBuffer) and len(steps):
             await source.read_ahead(self.order, self.seed, steps, self.endless)
-        if all(self.order.is_ready(length, self.seed, epoch) for epoch in _epochs_of(steps, length)):
+        if self.is_ready(steps):
             steps = call_user(self._lookup, steps)
         else:
             steps = await offload(self._lookup, steps)

@@ -33,7 +33,7 @@ from granular.aio.pipeline.nodes.planned import (
     warn_of_left_out,
 )
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.pipeline.planning import POINTS, Fit, class_tops, default_classes, fit, most_segments, ranges
+from granular.aio.pipeline.planning import POINTS, DocumentRows, class_tops, default_classes, fit, most_segments, ranges
 from granular.aio.pipeline.streams.packing_options import Feature, PlannedRecipe, value_for
 from granular.aio.pipeline.streams.rows import TEXT, array_of, check_value, fill, shape_of
 from granular.aio.runtime.threads import offload
@@ -261,7 +261,7 @@ class FittedRows(PackedRows):
         sizes: Sequence[NDArray[Any]],
         classes: NDArray[Any],
         counts: Ints,
-        plan: Fit,
+        plan: DocumentRows,
         whole: int,
     ) -> None:
         super().__init__(parent, recipe, sizes, classes, counts, plan.rows + whole, max(1, plan.segments))

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._support.indexing import Ints
+from granular._support.lru import LRU
 from granular.shuffle import permute
 
 # Another number here is another division, which states do not fit that were saved within a window.
@@ -87,10 +88,10 @@ class Shares:
         self._repeats = outer is None and pattern.repeats
         self._random = not pattern.datasets or (outer is not None and not outer._repeats)
         self._size = pattern.period * -(-_BLOCK // pattern.period) if self._repeats else _BLOCK  # rounds of a block
-        self._blocks: dict[tuple[int, int, int], tuple[Ints | None]] = {}
+        self._blocks: LRU[tuple[int, int, int], tuple[Ints | None]] = LRU(_KEPT)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, '_blocks': {}}
+        return {**self.__dict__, '_blocks': LRU(_KEPT)}
 
     def taken(self, rounds: Ints) -> Ints:
         """Return the element that this host takes in rounds, given the element that each begins with.
@@ -134,9 +135,7 @@ class Shares:
         units = (firsts[:, None] + np.arange(self._hosts)).reshape(-1)
         owners = self._owners(self._of_units(units, within)).reshape(self._size, self._hosts)
         table = shared(owners)
-        for oldest in list(self._blocks)[: max(0, len(self._blocks) + 1 - _KEPT)]:
-            self._blocks.pop(oldest, None)  # another thread may have done so
-        self._blocks[key] = (table,)
+        self._blocks.put(key, (table,))
         return table
 
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from granular._support.indexing import Ints, indices_of
 from granular._support.typing import Element_co
 from granular.aio.pipeline.execution.failures import Failure, capturing, of_function, without_failures
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.patterns import Pattern
 from granular.aio.runtime.threads import Calls, map_threads
 from granular.aio.runtime.tracebacks import shorten
@@ -87,6 +88,10 @@ class Source(abc.ABC):
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         """Return the datapoints at the given steps, in the order of the steps."""
 
+    async def fetch_undecoded(self, indices: ArrayLike) -> Calls[list[Any]] | None:
+        """Read datapoints, and return the calls that decode them, for threads; None if they can only be fetched."""
+        return None
+
     async def get(self, index: SupportsIndex) -> Any:
         """Return the datapoint at a step."""
         return without_failures(await self.fetch([operator.index(index)]))[0]
@@ -98,8 +103,12 @@ class Source(abc.ABC):
         return f'<{self.describe()}>'
 
     def describe(self) -> str:
-        """Describe the stage in one line, for printed pipelines and to check that a state belongs to a pipeline."""
+        """Describe the stage in one line, for printed pipelines."""
         return self.parents[0].describe() if self.unlisted else type(self).__name__
+
+    def line(self) -> Line:
+        """Return the description of the stage, by which a state belongs to a pipeline."""
+        return Line(self.describe())
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments that decide which elements of its sources it chooses, plain JSON; {} if it has none."""

@@ -13,6 +13,7 @@ from granular._support.indexing import check_integer
 from granular._support.lazy import is_masked
 from granular._support.other_names import answering
 from granular._support.text import logger
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.source import estimate_nbytes
 from granular.aio.runtime.buffers import uninitialised
 from granular.aio.runtime.threads import offload
@@ -314,10 +315,10 @@ def _outline(datapoint: Any) -> str:
     return f'a {type(datapoint).__name__}{size}'
 
 
-def describe_batch(size: int, drop_remainder: bool, fn: Callable[[Sequence[Any]], Any]) -> str:
-    """Describe a stage that makes batches, in one line."""
-    batch_fn = '' if fn is stack else f', batch_fn={name_of(fn)}'
-    return f'batch({size}{", drop_remainder=True" if drop_remainder else ""}{batch_fn})'
+def line_of_batch(size: int, drop_remainder: bool, fn: Callable[[Sequence[Any]], Any]) -> Line:
+    """Return the line of a stage that makes batches."""
+    batch_fn = None if fn is stack else name_of(fn)
+    return Line('batch', batch_size=size, drop_remainder=drop_remainder or None, batch_fn=batch_fn)
 
 
 def warn_of_no_batch(stage: str, rest: str) -> None:

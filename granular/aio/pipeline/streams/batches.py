@@ -8,9 +8,9 @@ import numpy as np
 from granular._support.indexing import check_integer
 from granular._support.text import counted
 from granular.aio.pipeline.execution.prefetch import END
-from granular.aio.pipeline.nodes.stacking import combine, concatenate, describe_batch, stack, stacked, warn_of_no_batch
+from granular.aio.pipeline.nodes.stacking import combine, concatenate, line_of_batch, stack, stacked, warn_of_no_batch
 from granular.aio.pipeline.origins import Picked
-from granular.aio.pipeline.position import FREE, RestoreRules
+from granular.aio.pipeline.position import FREE, Fit, RestoreRules
 from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Staged, Stream
@@ -31,7 +31,7 @@ class BatchOf(Staged):
         self.size: int = check_integer('batch_size', size, 1)
         self.drop_remainder, self.fn = drop_remainder, function_or('batch_fn', batch_fn, stack)
         arguments = self.size, self.drop_remainder, self.fn
-        super().__init__(parent, describe_batch(*arguments), Batching, *arguments)
+        super().__init__(parent, line_of_batch(*arguments), Batching, *arguments)
 
     def length(self) -> int:
         elements = self.parent.length()
@@ -89,16 +89,17 @@ class Batching(Flow):
     def state(self) -> Any:
         return self._parent.state()
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         self._counter.restart()
-        terms.check_held(BatchSize)
-        await self._parent.restore(state, terms)
+        rules.check_held(BatchSize)
+        await self._parent.restore(state, rules)
 
 
 class Rebatching(Holding):
     """Batches of another size, cut out of the batches of a stream."""
 
     kind = 'rebatch'
+    fit = Fit(False, 'the rest of a batch', remedy='call batch instead')
 
     def __init__(self, parent: Flow, stage: str, size: int, drop: bool) -> None:
         super().__init__(parent, stage)
@@ -141,9 +142,9 @@ class Rebatching(Holding):
         place = self._next_row if self._batch is None or self._next_row < self._rows else 0
         return self._held.state(place > 0, place=place)
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         row = number_of(state, 'place')
-        await self._held.restore(state, row > 0, terms)
+        await self._held.restore(state, row > 0, rules)
         self._next_row = row
         self._batch = None
         self._fresh = False

@@ -2,23 +2,24 @@
 
 from typing import NoReturn
 
+from granular.aio.pipeline.lines import Applied
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.elements import Batch, Handled
 from granular.aio.pipeline.nodes.elements import Excluded as Excluding
 from granular.aio.pipeline.nodes.indices import Repeat, Seeded, Shuffle, WindowShuffle, Wrapped
 from granular.aio.pipeline.nodes.source import Source, all_stages
 from granular.aio.pipeline.position import RestoreRules
-from granular.changes import Applied, BatchSize, Excluded, Grown, count_in
+from granular.changes import BatchSize, Excluded, Grown
 from granular.errors import StateError
 
 
-def position_after(terms: RestoreRules, source: Source, position: int) -> int:
+def position_after(rules: RestoreRules, source: Source, position: int) -> int:
     """Return the position in a source of one that was saved before the changes; raise ``StateError`` if there is none.
 
     A pack compares the documents that it holds; other stages cannot tell that elements were excluded.
     """
-    terms.check_held(BatchSize, Grown, *([] if terms.kind == 'pack' else [Excluded]))
-    for made in terms.applied:
+    rules.check_held(BatchSize, Grown, *([] if rules.kind == 'pack' else [Excluded]))
+    for made in rules.applied:
         if isinstance(made.change, BatchSize) and any(isinstance(stage, Batch) for stage in all_stages(source)):
             position = _rebatched(made, source, position)
         elif isinstance(made.change, Grown) and _reads(made.change, source):
@@ -35,7 +36,7 @@ def _rebatched(made: Applied, source: Source, position: int) -> int:
         source = source.parents[0]
     if not isinstance(source, Batch):
         _refuse(made, f'its batches are chosen by {source.describe()}')
-    length, size = source.source_length, count_in(made.was)
+    length, size = source.source_length, _before(made, 'batch_size')
     epoch, number = divmod(position, max(1, length // size if source.drop_remainder else -(-length // size)))
     place = min(number * size, length)
     if place % source.size:
@@ -44,7 +45,7 @@ def _rebatched(made: Applied, source: Source, position: int) -> int:
 
 
 def _in_grown(made: Applied, source: Source, position: int) -> int:
-    length = count_in(made.was)
+    length = _before(made, 'elements')
     epoch, place = divmod(position, max(1, length))
     kinds = (BlockBuffer, Excluding, Handled, Repeat, Seeded, Shuffle, WindowShuffle, Wrapped)
     while source.parents and (source.elementwise or isinstance(source, kinds)):
@@ -53,9 +54,14 @@ def _in_grown(made: Applied, source: Source, position: int) -> int:
         _refuse(made, f'{source.describe()} then has other elements: make a stream of each source, and mix these')
     if place:
         _refuse(made, f'{place} of the {length} elements of epoch {epoch} were taken: the new ones begin with an epoch')
-    return epoch * count_in(made.now)
+    return epoch * int(made.change.elements)
 
 
 def _reads(change: Grown, source: Source) -> bool:
-    names = {change.source, f'{change.source} of {change.elements}'}
-    return any(stage.describe() in names for stage in all_stages(source) if not stage.parents)
+    stages = [stage for stage in all_stages(source) if not stage.parents]
+    return any(stage.line().arguments.get('source') == change.source for stage in stages)
+
+
+def _before(made: Applied, name: str) -> int:
+    """Return a number in the line of the state."""
+    return 0 if made.was is None else int(made.was.arguments[name])

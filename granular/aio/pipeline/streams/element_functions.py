@@ -5,14 +5,15 @@ from typing import Any
 
 from granular._support.indexing import Seed
 from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.elements import NONE, OPERATIONS, Element, Handled, Streamed, after_handled, parts_of
 from granular.aio.pipeline.nodes.indices import Wrapped, seed_in_epoch
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.pipeline.position import FREE, RestoreRules
+from granular.aio.pipeline.position import FREE, Fit, RestoreRules
 from granular.aio.pipeline.streams.flow import Counter, FilterCheck, Flow, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.read import Read, gapless
-from granular.aio.pipeline.streams.stream import Stream, in_epoch
+from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_checked, method_of, name_of
 from granular.changes import AugmentationSeed
@@ -73,9 +74,12 @@ class ElementFunction(Stream):
         read = self.merged()
         return Applying(self.parent.flow(), self) if read is None else read.flow()
 
+    def line(self) -> Line:
+        epoch = None if self.seed is None else self.epoch or None
+        return Line(self.name, function=name_of(self.method), seed=self.seed, epoch=epoch)
+
     def describe(self) -> str:
-        seed = '' if self.seed is None else f', seed={self.seed}{in_epoch(self.epoch)}'
-        return f'{self.name}({name_of(self.method)}{seed})'
+        return str(self.line())
 
 
 class Applying(Flow):
@@ -118,11 +122,11 @@ class Applying(Flow):
             return self._parent.state()
         return {'parent': self._parent.state(), 'count': self._count}
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         self._counter.restart()
         self._check.restart()
         if self._name in ('map', 'filter'):
-            await self._parent.restore(state, terms.of(self._stage, self._name, False))
+            await self._parent.restore(state, rules.of(self._stage, self._name, False))
         else:
             if type(state) is int and self.hosts == 1:  # one of elements that no stage had left out
                 state = {'parent': state, 'count': state}
@@ -137,12 +141,13 @@ class Applying(Flow):
                     f'elements: continue on as many hosts as before'
                 )
             count = number_of(state, 'count')
-            await self._parent.restore(state['parent'], terms)
+            await self._parent.restore(state['parent'], rules)
             self._count = count
 
 
 class FlatMapping(Holding):
     kind = 'flat_map'
+    fit = Fit(False, 'the rest of an element', remedy='call flat_map of the MapDataset, with allow_nones=True')
     calls_functions = True
 
     def __init__(self, parent: Flow, stage: str, fn: Callable[[Any], Sequence[Any]]) -> None:
@@ -179,11 +184,11 @@ class FlatMapping(Holding):
         held = self._held
         return held.state(place > 0, place=place) if held.adapts else {'parent': held.before, 'place': place}
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         self._counter.restart()
         next_index = number_of(state, 'place')
-        terms.of(self._stage, self.kind, next_index > 0).check_held(AugmentationSeed)
-        await self._held.restore(state, next_index > 0, terms)
+        rules.of(self._stage, self.kind, next_index > 0).check_held(AugmentationSeed)
+        await self._held.restore(state, next_index > 0, rules)
         self._next_index = next_index
         self._computed = None if next_index else ()
 

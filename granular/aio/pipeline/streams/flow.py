@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from granular._support.text import logger
 from granular.aio.pipeline.execution.prefetch import Crew
 from granular.aio.pipeline.nodes.source import Source, nullable_keys_of
-from granular.aio.pipeline.position import FITS, FREE, RestoreRules, Turns
+from granular.aio.pipeline.position import FITS, FREE, Fit, RestoreRules, Turns
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.aio.runtime.tasks import settle
 from granular.errors import DatapointError, StateError
@@ -117,10 +117,16 @@ class Flow(abc.ABC):
 
     parents: 'tuple[Flow, ...]' = ()  # the previous stages
     kind = ''  # its name in ``FITS``; '' if it advances equally on all hosts, and holds nothing
+    fit: Fit  # the entry there, of a class with a kind
     calls_functions = False  # True if the stage calls user functions itself, and not in the tasks of a prefetch
     turns = Turns(0, 1)  # those of the hosts that share what this stage itself divides
     keeps_host = False  # True if states name this host
     passes = False  # True if its elements are those of its parents
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if 'fit' in vars(cls):
+            FITS[cls.kind] = cls.fit
 
     @property
     def adapts(self) -> bool:
@@ -196,7 +202,7 @@ class Flow(abc.ABC):
         """Return the state from which the next element follows: plain JSON."""
 
     @abc.abstractmethod
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         """Continue from a state; raise ``StateError`` if it is not one of this pipeline, or later stages exclude it."""
 
     def ready(self) -> list[Any]:
@@ -292,10 +298,10 @@ def of_reading(doing: str = '') -> Iterator[None]:
         raise
 
 
-async def restore_checked(flow: Flow, state: Any, terms: RestoreRules) -> None:
+async def restore_checked(flow: Flow, state: Any, rules: RestoreRules) -> None:
     """Continue from a state that may be another flow's, or no state at all, for which it raises ``StateError``."""
     try:
-        await flow.restore(state, terms)
+        await flow.restore(state, rules)
     except StateError:
         raise
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -35,7 +35,7 @@ class Held:
         self._count, self._ended = 0, False  # elements since ``before``, and True if the parent ended after them
         self._changes: list[list[Any]] = []  # after how many, with the end, it went on from which other state
         self._again: deque[Any] = deque()  # those that were read again, and not taken since
-        self._terms: RestoreRules = FREE  # those under which the parent continues
+        self._rules: RestoreRules = FREE  # those under which the parent continues
 
     @property
     def holds(self) -> bool:
@@ -72,7 +72,7 @@ class Held:
 
     async def go_back(self, place: tuple[Any, int]) -> None:
         """Continue from the place after the last element, because the next one failed or was interrupted."""
-        await self._parent.restore(place[0], self._terms)
+        await self._parent.restore(place[0], self._rules)
         self._after = None
         self._count = place[1]
         self._ended = False
@@ -118,12 +118,12 @@ class Held:
                 own['held']['changes'] = list(self._changes)
         return own
 
-    async def restore(self, state: Mapping[str, Any], holds: bool, terms: RestoreRules) -> None:
+    async def restore(self, state: Mapping[str, Any], holds: bool, rules: RestoreRules) -> None:
         """Continue before the elements of a state. Those from a mix by name are read again now."""
-        self._terms = terms.of(self._stage, self._kind, holds)
+        self._rules = rules.of(self._stage, self._kind, holds)
         self._begun = False
-        await self._parent.restore(state['parent'], self._terms)
-        self._terms = self._terms.later()
+        await self._parent.restore(state['parent'], self._rules)
+        self._rules = self._rules.later()
         # Held elements are read again on as many hosts as before; otherwise this pipeline decides hosts and weights.
         self.before = state['parent'] if holds else self._parent.state()
         self._previous, self._after = self.before, None
@@ -132,10 +132,10 @@ class Held:
         self._changes = []
         self._again = deque()
         if holds and state.get('held') is not None:
-            await self._read_again(state['held'], terms.of(self._stage, self._kind, False))
+            await self._read_again(state['held'], rules.of(self._stage, self._kind, False))
 
-    async def _read_again(self, held: Mapping[str, Any], terms: RestoreRules) -> None:
-        """Read what a state holds, with its weights, and let the parent go on from there under the given terms."""
+    async def _read_again(self, held: Mapping[str, Any], rules: RestoreRules) -> None:
+        """Read what a state holds, with its weights, and let the parent go on from there under the given rules."""
         changes, after = held.get('changes', ()), held.get('after')
         again: deque[Any] = deque()
         for count, changed in [*changes, [number_of(held, 'count') + held['ended'], None]]:
@@ -143,7 +143,7 @@ class Held:
                 with of_reading(f'while reading element {len(again)} again, which {self._stage} held'):
                     again.append(await self._read())
             if changed is not None:
-                await restore_checked(self._parent, changed, self._terms)
+                await restore_checked(self._parent, changed, self._rules)
                 self._changes.append([count, changed])
         found = self._parent.state()
         same = same_position(found, after, reread=True)
@@ -153,8 +153,8 @@ class Held:
                 f'{held["count"]} were found, and then {found!r:.200}, not {after!r:.200}: continue with the weights '
                 f'and the number of hosts that saved the state'
             )
-        self._again, self._terms = again, terms.later()
-        await restore_checked(self._parent, after, terms)
+        self._again, self._rules = again, rules.later()
+        await restore_checked(self._parent, after, rules)
         self._after = self._parent.state()
         if not same_position(self._after, after):
             self._changes.append([len(again), self._after])

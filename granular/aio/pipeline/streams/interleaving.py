@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence, Set
 from operator import methodcaller
 from typing import Any, NamedTuple, cast
 
-from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
+from granular.aio.pipeline.describe import check_lines, lines_of, resizable_stages, saved_lines
 from granular.aio.pipeline.execution.failures import RECENT
 from granular.aio.pipeline.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
@@ -40,7 +40,7 @@ class InterleaveSettings(NamedTuple):
 class Interleaved(Stream):
     """Elements of several streams in turn."""
 
-    made_later = False  # True if the streams are not known beforehand, so that states have their fingerprints
+    made_later = False  # True if the streams are not known beforehand, so that states have their lines
 
     def __init__(self, parents: Sequence[Any], settings: InterleaveSettings) -> None:
         super().__init__(*parents)
@@ -131,7 +131,7 @@ class _Parts(NamedTuple):
 
     states: dict[str, Any]  # by number
     waiting: list[int]  # the numbers of those that had no turn
-    streams: dict[str, Any]  # their fingerprints, by number
+    streams: dict[str, Any]  # their lines, by number
     late: Set[int]  # those that are not in step
 
 
@@ -148,12 +148,12 @@ class Interleaving(Outlasting):
         self._turn, self._begun = 0, min(cycle, self._count)
         self._flows: dict[int, Flow] = {}  # of the open streams that had their turn
         self._saved: dict[int, Any] = {}  # states of open streams that did not have it since they were restored
-        self._lines: dict[int, Any] = {}  # fingerprints of open streams, or those of their states
+        self._lines: dict[int, Any] = {}  # those of open streams as states have them
         self._started: dict[Flow, Stream] = {}  # all that are to be closed
         self._closed = False
         self._binding: tuple[object, Crew] = None, Crew()
         self._size: int | None = None  # of the read-ahead of each stream, once it was changed
-        self._ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, threads, 'interleave', False)
+        self._ahead: Prefetch[Flow | None] = Prefetch(self._start, None, 1, 1, threads, 'interleave', False)
         self._ahead.depth, self._ahead.stop = make_buffer, self._count
         # What states have of the open streams, but for the one that moved last: those of all streams would take longer
         # than an element. None if it is unknown.
@@ -161,7 +161,7 @@ class Interleaving(Outlasting):
         self._moved: int | None = None  # the stream that moved last
         self._closed_stats: dict[str, float] = {}
         self._closed_failures: deque[tuple[int, str]] = deque(maxlen=RECENT)
-        self._terms = FREE  # those under which the saved streams continue
+        self._rules = FREE  # those under which the saved streams continue
         self._hosts = stage.hosts  # those that share the streams; 0 until one is made
 
     @property
@@ -245,7 +245,7 @@ class Interleaving(Outlasting):
             if number in self._saved:
                 await self._restore_stream(number, flow, self._saved[number])
             elif self._stage.made_later:
-                self._lines[number] = fingerprint(self._started[flow])
+                self._lines[number] = saved_lines(self._started[flow])
             self._hosts = max(self._hosts, flow.hosts)
         self._saved.pop(number, None)
         return flow
@@ -256,17 +256,16 @@ class Interleaving(Outlasting):
             made: Sequence[Any] = ()
             if self._stage.made_later:
                 stream = self._started[flow]
-                lines = fingerprint(stream)
-                changes = self._terms.changes or ()
-                made = check_fingerprint(self._lines.get(number), lines, changes, resizable_stages(stream))
-                self._lines[number] = lines
-            terms = self._terms._replace(applied=(*self._terms.applied, *made))
-            await restore_checked(flow, state, terms)
+                changes = self._rules.changes or ()
+                made = check_lines(self._lines.get(number), lines_of(stream), changes, resizable_stages(stream))
+                self._lines[number] = saved_lines(stream)
+            rules = self._rules._replace(applied=(*self._rules.applied, *made))
+            await restore_checked(flow, state, rules)
         except StateError as error:
             raise StateError(f'{self._stage.describe()}, stream {number}: {error}') from error
 
     async def _made_now(self, number: int) -> Flow | None:
-        ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, 1, 'interleave', False)
+        ahead: Prefetch[Flow | None] = Prefetch(self._start, None, 1, 1, 1, 'interleave', False)
         ahead.token = self._ahead.token
         ahead.position = number
         ahead.stop = number + 1
@@ -344,7 +343,7 @@ class Interleaving(Outlasting):
             state['hosts'] = 1  # which no stream names
         return state
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         numbers, begun = list(state['open']), number_of(state, 'begun')
         if len(numbers) != len(self._open):
             raise StateError(f'{self._stage.describe()}: expected {len(self._open)} streams, got {len(numbers)}')
@@ -360,8 +359,11 @@ class Interleaving(Outlasting):
             )
         self._uneven, self._mixes = flag_of(state, 'uneven'), number_of({'mixes': 0, **state}, 'mixes')
         if self._uneven:
-            terms = terms.of(self._stage.describe(), 'interleave, shards of unequal length', False)
-        flows, self._terms, self._parts, self._moved = self._flows, terms, None, None
+            rules = rules.of(self._stage.describe(), 'interleave, shards of unequal length', False)
+        flows = self._flows
+        self._rules = rules
+        self._parts = None
+        self._moved = None
         self._lines = {int(number): part['pipeline'] for number, part in state.get('streams', {}).items()}
         self._saved = {number: states[number] for number in numbers if number in states}
         self._flows = {number: flow for number, flow in flows.items() if number in self._saved}
@@ -382,11 +384,11 @@ class Interleaving(Outlasting):
         for number in list(self._saved):  # now, so that a state that does not fit is refused at once
             await self._first_turn(number)
         saved = number_of(state, 'hosts') if 'hosts' in state else None
-        decides = terms.held or not terms.in_step
+        decides = rules.held or not rules.in_step
         if decides or not any(number is not None for number in numbers):
             await self._learn_hosts((saved or 1) if decides else 1)
         if saved is not None:
-            terms.check_hosts(saved, self._hosts or 1)
+            rules.check_hosts(saved, self._hosts or 1)
 
     async def _learn_hosts(self, saved: int) -> None:
         """Make streams until as many hosts as those of a state share one of them, or there are no more."""

@@ -7,8 +7,9 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from granular._support.indexing import Ints
-from granular.aio.pipeline.describe import check_fingerprint, fingerprint
+from granular.aio.pipeline.describe import check_lines, lines_of
 from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.combinations import all_turns_before, turns, turns_before
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.nodes.patterns import Shares
@@ -65,10 +66,10 @@ class _Combining(Flow):
     def state(self) -> Any:
         return {'parents': [parent.state() for parent in self.parents], 'count': self._count}
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         count = number_of(state, 'count')
         for parent, parent_state in zip(self.parents, state['parents'], strict=True):
-            await parent.restore(parent_state, terms)
+            await parent.restore(parent_state, rules)
         self._count, self._ended = count, False
 
 
@@ -102,8 +103,8 @@ class Zipping(_Combining):
         # One that ended has taken elements in vain from the first streams: it stays at its end.
         return {**super().state(), 'ended': True} if self._ended else super().state()
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
-        await super().restore(state, terms)
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
+        await super().restore(state, rules)
         self._ended = flag_of(state, 'ended')
 
 
@@ -240,9 +241,9 @@ class Mixing(_Combining):
     def state(self) -> Any:
         return {'parents': self._current_states(), 'count': self._count}
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         self._states = None
-        await super().restore(state, terms)
+        await super().restore(state, rules)
         self._arrange()
 
 
@@ -254,7 +255,10 @@ class _SharedRows:
     """
 
     def __init__(self, mixed: Sequence[Flow], packs: Sequence[Packing], weights: Sequence[int]) -> None:
-        self._mixed, self._packs, self._weights, own = mixed, packs, weights, packs[0].turns
+        self._mixed = mixed
+        self._packs = packs
+        self._weights = weights
+        own = packs[0].turns
         self._hosts, self._whole = own.count, any(pack.turns.whole for pack in packs)
         pattern, owners = mixed_pattern(weights, [None] * len(weights)), partial(_owners, weights)
         self._shares = Shares(own.index, own.count, pattern, owners)
@@ -316,18 +320,19 @@ class NamedMix(Mixed):
         super().__init__(list(parents.values()), weights)
         self.names = tuple(parents)
 
-    def _lines(self) -> dict[str, list[str]]:
-        """Return the fingerprint of each stream."""
-        return {name: fingerprint(parent) for name, parent in zip(self.names, self.parents, strict=True)}
+    def lines(self) -> dict[str, list[Line]]:
+        """Return the lines of each stream."""
+        return {name: lines_of(parent) for name, parent in zip(self.names, self.parents, strict=True)}
 
     def outline(self) -> dict[str, Any]:
         return {'stage': self.describe(), 'names': True}  # the state of each stream has its own
 
-    def stages(self) -> dict[str, Any]:
+    def stages(self, lines: Mapping[str, Sequence[Line]]) -> dict[str, Any]:
         """Return what states have of each stream beside its state."""
-        outlines = [parent.outline() for parent in self.parents]
-        pairs = zip(self._lines().items(), outlines, strict=True)
-        return {name: {'pipeline': lines, 'stages': outline} for (name, lines), outline in pairs}
+        return {
+            name: {'pipeline': [line.saved() for line in lines[name]], 'stages': parent.outline()}
+            for name, parent in zip(self.names, self.parents, strict=True)
+        }
 
     def _indices_of(self, states: Any) -> list[int]:
         return [
@@ -337,7 +342,7 @@ class NamedMix(Mixed):
 
     def state_at(self, index: int) -> Any:
         state = super().state_at(index)
-        parents = zip(self.stages().items(), state['parents'], strict=True)
+        parents = zip(self.stages(self.lines()).items(), state['parents'], strict=True)
         states = {name: {'state': parent, **stages} for (name, stages), parent in parents}
         return {'parents': states, 'count': index, 'weights': dict(zip(self.names, self._weights, strict=True))}
 
@@ -361,7 +366,8 @@ class NamedMixing(Mixing):
         super().__init__(stage)
         self._named = dict(zip(stage.names, self.parents, strict=True))
         self._own = dict(zip(stage.names, stage._weights, strict=True))
-        self._stages, self._description = stage.stages(), stage.describe()
+        self._lines = stage.lines()
+        self._stages, self._description = stage.stages(self._lines), stage.describe()
         self._starts = {name: parent.state() for name, parent in self._named.items()}
         self._current: Mapping[str, int] = self._own
         self._mixed_names = list(self._named)
@@ -378,18 +384,18 @@ class NamedMixing(Mixing):
         parents = {**dict(zip(self._mixed_names, self._current_states(), strict=True)), **self._removed}
         return {'parents': parents, 'count': self._count, 'weights': self._current}
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
-        count, current, self._states = number_of(state, 'count'), self._chosen(state, terms), None
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
+        count, current, self._states = number_of(state, 'count'), self._chosen(state, rules), None
         if missing := [name for name in state.get('weights', ()) if name in current and name not in state['parents']]:
             raise StateError(f'{self._description}: the state has weights of {missing}, but no states: {EARLIER}')
-        if terms.changes is not None:
-            self._check_names(state, current, terms.changes)
+        if rules.changes is not None:
+            self._check_names(state, current, rules.changes)
         named = [name for name in current if name in self._named]
         for name in named:
             new = {'state': self._starts[name], **self._stages[name]}
             saved = state['parents'].get(name, new)
-            made = check_fingerprint(saved['pipeline'], self._stages[name]['pipeline'], terms.changes or ())
-            await self._named[name].restore(saved['state'], terms._replace(applied=(*terms.applied, *made)))
+            made = check_lines(saved['pipeline'], self._lines[name], rules.changes or ())
+            await self._named[name].restore(saved['state'], rules._replace(applied=(*rules.applied, *made)))
         self._mixed, self._weights = [self._named[name] for name in named], tuple(current[name] for name in named)
         self._mixed_names = named
         self._removed = {name: state['parents'][name] for name in current if name not in self._named}
@@ -411,26 +417,26 @@ class NamedMixing(Mixing):
                 f'{declaration(undeclared)}'
             )
 
-    def _chosen(self, state: Mapping[str, Any], terms: RestoreRules) -> Mapping[str, int]:
+    def _chosen(self, state: Mapping[str, Any], rules: RestoreRules) -> Mapping[str, int]:
         """Return the weights to continue with; raise ``StateError`` if a later stage needs others."""
         saved = state.get('weights')
-        if terms.weights == 'own' or saved == self._own:
+        if rules.weights == 'own' or saved == self._own:
             return self._own
         if not isinstance(saved, Mapping) or not (
             any(saved.values()) and all(type(w) is int and w >= 0 for w in saved.values())
         ):
             raise StateError(
-                f'{terms.stage}: holds elements of a {self._description}, whose weights an earlier release did not '
+                f'{rules.stage}: holds elements of a {self._description}, whose weights an earlier release did not '
                 f'save: continue with that release, or from the start of an epoch'
             )
-        if terms.weights == 'same':
+        if rules.weights == 'same':
             raise StateError(
-                f'{terms.stage}: the state was saved with the weights {dict(saved)} of a {self._description}, and may '
-                f'hold elements of it: continue with these weights, or mix after {terms.stage}'
+                f'{rules.stage}: the state was saved with the weights {dict(saved)} of a {self._description}, and may '
+                f'hold elements of it: continue with these weights, or mix after {rules.stage}'
             )
         if missing := sorted(name for name, weight in saved.items() if weight and name not in self._named):
             raise StateError(
-                f'{terms.stage}: holds elements of {missing}, which a {self._description} does not have: give '
+                f'{rules.stage}: holds elements of {missing}, which a {self._description} does not have: give '
                 f'streams the weight 0, and remove them when it holds none'
             )
         return saved

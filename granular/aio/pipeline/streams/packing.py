@@ -10,13 +10,13 @@ import numpy as np
 from granular._support.text import counted
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
-from granular.aio.pipeline.position import FREE, RestoreRules, Turns
+from granular.aio.pipeline.position import FREE, Fit, RestoreRules, Turns
 from granular.aio.pipeline.streams.bins import Bins, Concatenated, Document, Segment
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.packing_options import Recipe
 from granular.aio.pipeline.streams.rows import TEXT, array_of, check_value, fill, shape_of
-from granular.aio.pipeline.streams.stream import Staged, Stream, in_epoch
+from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.threads import offload
 from granular.changes import Excluded, RowLength
@@ -32,9 +32,9 @@ class Packed(Staged):
     """Rows that are filled with sequences."""
 
     def __init__(self, parent: Stream, recipe: Recipe, epoch: int = 0) -> None:
-        description = recipe.description if recipe.seed is None else f'{recipe.description[:-1]}{in_epoch(epoch)})'
+        line = recipe.line if recipe.seed is None else recipe.line.changed(epoch=epoch or None)
         seed = None if recipe.seed is None else seed_in_epoch(recipe.seed, epoch)
-        super().__init__(parent, description, Packing, recipe, seed)
+        super().__init__(parent, line, Packing, recipe, seed)
         self._recipe = recipe
 
     @property
@@ -78,6 +78,7 @@ class Packing(Holding):
     """
 
     kind = 'pack'
+    fit = Fit(False, 'sequences', remedy='pack(..., shard_options=) instead of to_iter_dataset(shard_options=)')
 
     def __init__(self, parent: Flow, stage: str, recipe: Recipe, seed: Any) -> None:
         super().__init__(parent, stage, last=True)
@@ -339,12 +340,12 @@ class Packing(Holding):
         values = {'values': [known[-1], *self._values[known[-1]]]} if known else {}
         return self._held.state(holds, **self._base, row=row, **values, **documents)
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         expected = {'parent', *self._base, 'row'}
         if not isinstance(state, Mapping) or not expected <= set(state) <= {*expected, 'held', 'documents', 'values'}:
             keys = sorted(state) if isinstance(state, Mapping) else state
             raise StateError(f'pack: expected a state with {sorted(expected)}, got {keys!s:.200}')
-        row = self.turns.at(state['row'], terms)
+        row = self.turns.at(state['row'], rules)
         offsets, numbers = state['offsets'], [state['document'], state['rows'], row]
         if len(offsets) != len(self._features):
             raise StateError(f'pack: expected {len(self._features)} offsets, got {offsets!r:.200}')
@@ -360,8 +361,8 @@ class Packing(Holding):
             )
         if row < state['rows']:
             raise StateError(f'pack: expected a row >= {state["rows"]}, got {row}')
-        terms.check_held(RowLength, Excluded)  # of a later stage; this one compares what it holds
-        resized = any(isinstance(made.change, RowLength) for made in terms.applied)
+        rules.check_held(RowLength, Excluded)  # of a later stage; this one compares what it holds
+        resized = any(isinstance(made.change, RowLength) for made in rules.applied)
         begun = row > state['rows'] or (any(offsets) and self._recipe.strategy != 'concat_then_split')
         if resized and begun:
             raise StateError(
@@ -369,7 +370,7 @@ class Packing(Holding):
                 f'differently: load a state between two packs, as at the start of an epoch; only rows of '
                 f"strategy='concat_then_split' continue at any token"
             )
-        await self._held.restore(state, row > state['rows'] or any(offsets), terms)
+        await self._held.restore(state, row > state['rows'] or any(offsets), rules)
         self._base = {key: state[key] for key in self._base}
         self._row = row
         self._values = {values[0]: list(values[1:])} if values else {}

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 
 from granular._support.indexing import check_integer
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.shards import ShardOptions, as_shard
 from granular.errors import InvalidArgumentError
 
@@ -81,7 +82,7 @@ class Recipe:
             'alignment': (alignment, None), 'padding': (padding, None), 'bos': (bos, None),
             'bos_parts': (bos_parts, True),
         }  # fmt: skip
-        changed = [f', {name}={value!r}' for name, (value, default) in options.items() if value != default]
+        changed = [f'{name}={value!r}' for name, (value, default) in options.items() if value != default]
         self.strategy = strategy
         self.split_long = split_long
         self.bos_parts = bos_parts
@@ -89,7 +90,10 @@ class Recipe:
         self.max_segments = None if max_segments is None else check_integer('max_segments', max_segments, 1)
         self.listed = tuple(key for key in meta if key not in length)  # meta features, as a list per row
         self.seed = check_integer('seed', seed, 0) if shuffle_bins else None  # that shuffles the rows of a pack
-        self.description = f'pack({dict(length)}, {self.bins}{"".join(changed)})'
+        features = [list(feature.path) for feature in self.features]
+        self.line = Line(
+            'pack', length=_plain(length), features=features, bins=self.bins, options=', '.join(changed) or None
+        )
 
 
 class PlannedRecipe:
@@ -182,6 +186,10 @@ class PlannedRecipe:
                     f'alignment: concat_then_split needs rows of a multiple of {feature.alignment}, got '
                     f'{feature.length} of {feature.name!r}'
                 )
+
+
+def _plain(length: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _plain(size) if isinstance(size, Mapping) else int(size) for key, size in length.items()}
 
 
 def _leaves(length: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

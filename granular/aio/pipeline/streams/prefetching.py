@@ -39,7 +39,7 @@ class Prefetching(Flow):
         self._parent, self._size = parent, size
         self.calls_functions: bool = not size
         self._after, self._in_step = self._parent.state(), parent.in_step
-        self._terms = FREE
+        self._rules = FREE
         self._task: asyncio.Task[None] | None = None
         # Elements, the states after them, and whether hosts are in step there; an error in place of the last state.
         self._ready: asyncio.Queue[tuple[Any, Any, bool]] | None = None
@@ -130,14 +130,14 @@ class Prefetching(Flow):
     def state(self) -> Any:
         return self._after
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         follows = self._ready is not None and self._task is not None and not self._taken
-        if follows and state == self._after and terms == self._terms:
+        if follows and state == self._after and rules == self._rules:
             return  # what is made ahead follows from there
         await self._stop()
-        await self._parent.restore(state, terms)
+        await self._parent.restore(state, rules)
         self._after, self._in_step = self._parent.state(), self._parent.in_step
-        self._terms, self._taken = terms.later(), False
+        self._rules, self._taken = rules.later(), False
 
     async def begin(self) -> None:
         await to_loop()

@@ -9,7 +9,7 @@ from granular.aio.pipeline.execution.failures import Errors, Failure, Handler, O
 from granular.aio.pipeline.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
-from granular.aio.pipeline.nodes.indices import LONGEST, IndexNode, Repeat, Slice, part_of
+from granular.aio.pipeline.nodes.indices import ENDLESS, LONGEST, IndexNode, Repeat, Slice, part_of
 from granular.aio.pipeline.nodes.outlines import length_if_known, outline_of
 from granular.aio.pipeline.nodes.patterns import nested
 from granular.aio.pipeline.nodes.size_batches import SizeBatches
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 _CHUNK: Final = 64  # datapoints per fetch, unless they are small; the first fetches are of fewer
 _CHUNKS: Final = 8  # minimum number of chunks that the read-ahead is divided into
 _BLIND: Final = 1  # chunks ahead while the size of elements is unknown: four elements before it is limited by memory
+_DROPPED: Final = 10_000  # elements in a row that were dropped, after which the following ones are looked up
 _SHOWN: Final = 5  # stages that drop elements, in a message
+_LOOKED_UP: Final = 1 << 20  # elements at a time
 _SMALL: Final = 1 << 18  # bytes; smaller chunks grow if loading them is quick and waits for nothing
 
 
@@ -225,15 +227,16 @@ class Reading(Flow):
         processes = 0 if read.workers is None else read.workers.num_workers
         task = _ChunkTask(read.source, self.turns, options.memory // max(1, processes))
         compute: Callable[..., Coroutine[Any, Any, _Chunk]] = task.compute
+        ask = None
         self._deepest = _CHUNKS
         if (workers := read.workers) is not None and workers.num_workers:
             from granular.aio.pipeline.execution.workers import Workers
 
             self._workers = Workers(task, workers.num_workers, workers.start_method, workers.worker_init_fn)
-            compute = self._workers.compute
+            compute, ask = self._workers.compute, self._workers.ask
             self._deepest = max(_CHUNKS, workers.num_workers * workers.per_worker_buffer_size)
         self.ahead: Prefetch[_Chunk] = Prefetch(
-            compute, self._stride, weight, max(1, options.num_threads), 'stream', True
+            compute, ask, self._stride, weight, max(1, options.num_threads), 'stream', True
         )
         # The bytes of the largest element, and until one is read, of a small stored one; 0 if neither is known.
         self._largest = small_nbytes(read.source, weight)
@@ -246,6 +249,7 @@ class Reading(Flow):
         self._elements, self._bytes = 0, 0  # elements include those that are left
         self._sparse = read.source.sparse and not read.allow_nones
         self._check = None if read.allow_nones else FilterCheck(read.dataset_options, _filters_of(read.source))
+        self._dropped = 0  # elements in a row that the source has dropped; negative once those that follow are known
 
     async def nullable_keys(self) -> frozenset[str]:
         return await self._read.source.nullable_keys()
@@ -363,11 +367,37 @@ class Reading(Flow):
         if self._plain and self._check is not None:
             self._check.restart()
         self._learn(chunk)
+        if self._sparse and self._dropped >= 0 and self._length >= ENDLESS:
+            self._dropped = self._dropped + len(chunk.rest) if kinds == {type(None)} else 0
+            if self._dropped >= _DROPPED:
+                self._dropped = 0
+                await offload(self._check_remaining)
+                self._dropped = -1
         rest, count = chunk.rest, len(chunk.rest)
         self._elements += count
         self._chunk_stop = position + count * self._stride
         self._chunk_rest = rest
         return count > 0
+
+    def _check_remaining(self) -> None:
+        """Raise ``InvalidArgumentError`` if all elements of this host are excluded from a source without end."""
+        finite = self._read.source
+        while len(finite) >= ENDLESS and finite.parents:
+            finite = finite.parents[0]
+        if len(finite) >= ENDLESS:
+            return
+        excluding: set[Source | None] = set()
+        for begin in range(0, len(finite), _LOOKED_UP):  # of an order that does not vary, the same come after so many
+            rounds = np.arange(begin, min(len(finite), begin + _LOOKED_UP)) * self._stride
+            excluding.add(elements.all_excluded(self._read.source, self.turns.taken(rounds)))
+            if None in excluding:
+                return
+        host = '' if self._alone else f' of host {self.turns.index} of {self.turns.count}'
+        names = ' and '.join(sorted(stage.describe() for stage in excluding if stage is not None))
+        raise InvalidArgumentError(
+            f'{names} leaves out all elements{host}, which are repeated without end: exclude others, or shuffle after '
+            f'exclude()'
+        )
 
     def _learn(self, chunk: _Chunk) -> None:
         """Limit the read-ahead to the memory setting, and enlarge chunks of small elements."""
@@ -404,14 +434,14 @@ class Reading(Flow):
         rest = len(self._chunk_rest)
         return self._chunk_stop - rest * self._stride if rest else self.ahead.position
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         if self._drops:
             stage, kind = f'after {_filters_of(self._read.source)}', 'elements dropped'
             if self._read.on_error != 'raise':
                 stage, kind = 'whose on_error leaves out elements that fail', 'on_error'
-            terms = terms.of(f'to_iter_dataset, {stage}', f'to_iter_dataset, {kind}', False)
-        position = self.turns.at(self._unnumbered(state), terms)
-        position = position_after(terms, self._read.source, position)
+            rules = rules.of(f'to_iter_dataset, {stage}', f'to_iter_dataset, {kind}', False)
+        position = self.turns.at(self._unnumbered(state), rules)
+        position = position_after(rules, self._read.source, position)
         if type(position) is not int or not 0 <= position < 1 << 63:
             raise StateError(f'{self._read.describe()}: expected the position of an element, got {state!r:.100}')
         if position > self._length:

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 
 from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.origins import Picked
-from granular.aio.pipeline.position import FREE, RestoreRules, same_position
+from granular.aio.pipeline.position import FREE, Fit, RestoreRules, same_position
 from granular.aio.pipeline.streams.flow import Flow, Outlasting, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Staged, Stream
@@ -18,7 +19,7 @@ class Repeated(Staged):
     """The elements of a stream, again and again."""
 
     def __init__(self, parent: Stream, epochs: int | None) -> None:
-        super().__init__(parent, f'repeat({epochs})', Repeating, epochs)
+        super().__init__(parent, Line(f'repeat({epochs})'), Repeating, epochs)
         self._epochs = epochs
 
     def length(self) -> int:
@@ -69,7 +70,7 @@ class Repeating(Outlasting):
         self._epochs = epochs
         self._stage = stage
         self._own = self._start = parent.state()  # the state before an epoch, and that with the weights of this mix
-        self._terms, self._adapts = FREE, parent.adapts
+        self._rules, self._adapts = FREE, parent.adapts
         self._epoch, self._empty = 0, True  # True until this epoch has returned an element
         self._shared: bool | None = None  # by hosts that may have different numbers of elements; None if not known yet
         if not parent.even:
@@ -87,7 +88,7 @@ class Repeating(Outlasting):
                 self._uneven = self._shared = not self.even  # other hosts may have elements
                 break
             self._uneven, self._mixes = not self.even, self._mixes_after(self._parent)
-            await self._parent.restore(self._start, self._terms)
+            await self._parent.restore(self._start, self._rules)
             self._epoch = self._epoch + 1
             self._empty = True
             self._shared = self._uneven or None
@@ -103,22 +104,22 @@ class Repeating(Outlasting):
             state['mixes'] = self._mixes
         return state
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         epoch, uneven = number_of(state, 'epoch'), flag_of(state, 'uneven')
         mixes = number_of({'mixes': 0, **state}, 'mixes')
         if uneven:
-            terms = terms.of(self._stage, 'repeat, shards of unequal length', False)
+            rules = rules.of(self._stage, 'repeat, shards of unequal length', False)
         empty = flag_of(state, 'empty', None)
-        await self._parent.restore(state['parent'], terms)
+        await self._parent.restore(state['parent'], rules)
         self._epoch = epoch
         self._empty = empty
         self._uneven = uneven
         self._mixes = mixes
         self._shared = uneven or None
         # Elements that a later stage holds are read again with the same weights, also beyond this epoch.
-        self._terms, self._start = (
-            terms.later(),
-            state.get('start', self._own) if terms.weights == 'saved' else self._own,
+        self._rules, self._start = (
+            rules.later(),
+            state.get('start', self._own) if rules.weights == 'saved' else self._own,
         )
 
 
@@ -141,9 +142,9 @@ class Limiting(Flow):
     def state(self) -> Any:
         return {'parent': self._parent.state(), 'count': self._count}
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         count = number_of(state, 'count')
-        await self._parent.restore(state['parent'], terms)
+        await self._parent.restore(state['parent'], rules)
         self._count = count
 
 
@@ -151,6 +152,7 @@ class Caching(Holding):
     """The elements of a stream, kept in memory. The stream only ever moves on: its elements come once."""
 
     kind = 'cache'
+    fit = Fit(True, 'an epoch', remedy='repeat without cache')
     passes = True
 
     def __init__(self, parent: Flow, stage: str) -> None:
@@ -187,16 +189,16 @@ class Caching(Holding):
             state['cached'] = state.pop('held')  # may be more than what was given out
         return state
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         if self._undelivered and self._after is not None:
             await self._held.go_back(self._after)
             self._undelivered = False
         place, own = number_of(state, 'place'), self._held.before
         exact = state['parent'] is own or (state == self.state() if self._parent.adapts else state['parent'] == own)
-        rewinds = not place and not terms.held and same_position(state['parent'], own)
+        rewinds = not place and not rules.held and same_position(state['parent'], own)
         if self._after is None or not (self._held.holds and (exact or rewinds)):
             cached, self._after = state.get('cached'), None
-            await self._held.restore({**state, 'held': cached}, place > 0 or (terms.held and cached is not None), terms)
+            await self._held.restore({**state, 'held': cached}, place > 0 or (rules.held and cached is not None), rules)
             self._cached, self._complete = self._held.take_again()
             self._after, self._undelivered = self._held.place(), False
         self._next_index = place

@@ -12,6 +12,7 @@ from operator import methodcaller
 from typing import Any, Self, cast
 
 from granular._support.indexing import Seed
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.origins import Picked, Stage
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow
@@ -42,6 +43,10 @@ class Stream(Stage):
 
     @abc.abstractmethod
     def describe(self) -> str: ...
+
+    def line(self) -> Line:
+        """Return the description of the stage, by which a state belongs to a pipeline."""
+        return Line(self.describe())
 
     @property
     def hosts(self) -> int:
@@ -160,11 +165,6 @@ class Stream(Stage):
         return [root for parent in self.parents for root in parent.roots()]
 
 
-def in_epoch(epoch: int) -> str:
-    """Describe the epoch of a random stage, behind its seed; '' for epoch 0."""
-    return f', epoch={epoch}' if epoch else ''
-
-
 class Unchanged(Stream):
     """A stage that yields the elements of its only parent, unchanged and in order."""
 
@@ -196,14 +196,17 @@ class SeededStream(Unchanged):
 class Staged(Stream):
     """A stage whose flow a function creates of its parent's, the description and arguments."""
 
-    def __init__(self, parent: Stream, description: str, start: Callable[..., Flow], *args: Any) -> None:
+    def __init__(self, parent: Stream, line: Line, start: Callable[..., Flow], *args: Any) -> None:
         super().__init__(parent)
-        self._description = description
+        self._line = line
         self._start = start
         self._args = args
 
     def flow(self) -> Flow:
-        return self._start(self.parent.flow(), self._description, *self._args)
+        return self._start(self.parent.flow(), self.describe(), *self._args)
+
+    def line(self) -> Line:
+        return self._line
 
     def describe(self) -> str:
-        return self._description
+        return str(self._line)

@@ -104,8 +104,8 @@ class Tracing(Flow):
     def unmark(self, mark: Any) -> Any:
         return self._flow.unmark(mark)
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
-        await self._flow.restore(state, terms)
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
+        await self._flow.restore(state, rules)
 
     def ahead(self) -> Iterator[StageSummary]:
         """Yield a summary of each stage that was merged into this one."""

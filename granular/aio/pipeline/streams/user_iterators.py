@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from granular.aio.pipeline.blocking_iterator import flows_of
 from granular.aio.pipeline.execution.prefetch import END
-from granular.aio.pipeline.position import FREE, RestoreRules, restoring
+from granular.aio.pipeline.position import FREE, Fit, RestoreRules, restoring
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream
@@ -52,6 +53,7 @@ class Iterated(Stream):
 
 class Iterating(Flow):
     kind = 'subclass of IterDataset'
+    fit = Fit(False, 'elements', weights=False, remedy='use map instead')
     calls_functions = True
 
     def __init__(self, dataset: Any, description: str) -> None:
@@ -65,7 +67,7 @@ class Iterating(Flow):
             flow.keep_host()
 
     def inputs(self) -> Sequence[Flow]:
-        return _flows_of(self._iterator)
+        return flows_of(self._iterator)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_lock': None}
@@ -83,9 +85,9 @@ class Iterating(Flow):
     def state(self) -> Any:
         return copy.deepcopy(call_user(self._iterator.get_state))  # the iterator may change its own later
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         # The streams that it reads are restored within, by iterators of their own.
-        token = restoring.set(terms.of(self._stage, self.kind, True))
+        token = restoring.set(rules.of(self._stage, self.kind, True))
         try:
             await offload(self._call, self._iterator.set_state, copy.deepcopy(state))
         finally:
@@ -96,11 +98,3 @@ class Iterating(Flow):
         if callable(close):
             with contextlib.suppress(ClosedError):  # no thread is left at the exit, where loops close what it reads
                 await offload(close)
-
-
-def _flows_of(iterator: Any) -> list[Flow]:
-    """Return the running stages that an iterator takes its elements from, as far as it has them as parents."""
-    cursor = getattr(iterator, '_cursor', None)
-    if cursor is not None:
-        return [cursor.flow]
-    return [flow for parent in getattr(iterator, '_parents', ()) for flow in _flows_of(parent)]

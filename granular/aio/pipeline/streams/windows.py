@@ -6,20 +6,21 @@ import numpy as np
 
 from granular._support.indexing import Ints
 from granular.aio.pipeline.execution.prefetch import END
+from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
 from granular.aio.pipeline.origins import Picked
-from granular.aio.pipeline.position import FREE, RestoreRules
+from granular.aio.pipeline.position import FREE, Fit, RestoreRules
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
-from granular.aio.pipeline.streams.stream import Staged, Stream, in_epoch
+from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.errors import StateError
 from granular.shuffle import permute
 
 
 class WindowShuffled(Staged):
     def __init__(self, parent: Stream, size: int, seed: int, epoch: int = 0) -> None:
-        description = f'window_shuffle({size}, seed={seed}{in_epoch(epoch)})'
-        super().__init__(parent, description, WindowShuffling, size, seed_in_epoch(seed, epoch))
+        line = Line(f'window_shuffle({size}, seed={seed}{f", epoch={epoch}" if epoch else ""})')
+        super().__init__(parent, line, WindowShuffling, size, seed_in_epoch(seed, epoch))
         self._size, self._seed = size, seed
 
     def reseeded(self, epoch: int) -> Stream:
@@ -61,6 +62,7 @@ class WindowShuffling(Holding):
     """Windows of consecutive elements, each shuffled, in the order of Google Grain."""
 
     kind = 'window_shuffle'
+    fit = Fit(True, 'a window', remedy='call window_shuffle of the MapDataset, or save between windows')
     passes = True
 
     def __init__(self, parent: Flow, stage: str, size: int, seed: int) -> None:
@@ -102,12 +104,12 @@ class WindowShuffling(Holding):
         own = {'uneven': True} if self._uneven else {}
         return self._held.state(place > 0, window=self._number, place=place, **own)
 
-    async def restore(self, state: Any, terms: RestoreRules = FREE) -> None:
+    async def restore(self, state: Any, rules: RestoreRules = FREE) -> None:
         number, skipped = number_of(state, 'window'), number_of(state, 'place', self._size)
         uneven = flag_of(state, 'uneven')
         if uneven:
-            terms = terms.of(self._stage, 'window_shuffle, shards of unequal length', False)
-        await self._held.restore(state, skipped > 0, terms)
+            rules = rules.of(self._stage, 'window_shuffle, shards of unequal length', False)
+        await self._held.restore(state, skipped > 0, rules)
         self._window = []
         self._number = number
         self._skipped = skipped

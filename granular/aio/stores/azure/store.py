@@ -23,7 +23,7 @@ from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, 
 
 _CONTAINER: Final = re.compile(r'[A-Za-z0-9$_-]+')
 _MOST_READ: Final = 32 * MiB  # bytes above which the SDK sends several requests itself
-_PAGE: Final = 1000  # names in a page of a listing
+PAGE: Final = 1000  # names in a page of a listing
 _DELETIONS: Final = 100  # concurrent deletions
 _POLL: Final = 0.1  # seconds between two questions for the state of a copy
 # Blobs that stand for folders, as hierarchical accounts and Hadoop mark them.
@@ -223,7 +223,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
             pages = names(
                 name_starts_with=listing.prefix or None,
                 include=['metadata'],
-                results_per_page=limit or _PAGE,
+                results_per_page=limit or PAGE,
                 **client.settings,
             ).by_page(listing.token or None)
             page = await anext(pages, None)

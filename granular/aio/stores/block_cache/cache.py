@@ -31,7 +31,7 @@ from granular.config import IOConfig
 from granular.errors import GranularError
 from granular.metrics import counters
 
-_FETCH_TIMEOUT: Final = 20.0  # seconds to wait for what another process or task fetches
+FETCH_TIMEOUT: Final = 20.0  # seconds to wait for what another process or task fetches
 _PAUSE: Final = 30.0  # seconds in which no blocks are added after the folder failed
 
 T = TypeVar('T')
@@ -170,7 +170,7 @@ class BlockCache:
         first = self._registering.setdefault(name, own)
         try:
             if first is not own:
-                await _settled(first, _FETCH_TIMEOUT)
+                await _settled(first, FETCH_TIMEOUT)
             elif size_of(*name) is None:
                 note(*name, (await upstream.read(key, 0, 1, version)).size)
             size = size_of(*name)
@@ -217,7 +217,7 @@ class BlockCache:
             # Blocks that another process has cached since: tell the tasks that wait for them before waiting for those
             # of other tasks, which may wait for these.
             fetch.finish()
-            until = time.monotonic() + _FETCH_TIMEOUT
+            until = time.monotonic() + FETCH_TIMEOUT
             for name, other in awaited.items():
                 if (view := await other.wait(name, until - time.monotonic())) is not None:
                     fetch.blocks[name] = view
@@ -245,7 +245,7 @@ class BlockCache:
 
         In the end, fetch those of a process that was stopped: two processes may cache the same block.
         """
-        deadline, pause = time.monotonic() + _FETCH_TIMEOUT, 0.002
+        deadline, pause = time.monotonic() + FETCH_TIMEOUT, 0.002
         while (runs := [run for run in runs if not self._has_all(run)]) and time.monotonic() < deadline:
             if claimed := self._claim(fetch, runs):
                 await self._fetch_claimed(fetch, claimed)

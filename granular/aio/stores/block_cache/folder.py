@@ -20,7 +20,7 @@ from granular.errors import StoreTimeoutError
 VERSION: Final = 'blocks-2'
 HEAD: Final = 4096  # bytes before the first area; the first word is the position of the next area, in words of 8 bytes
 _TABLE: Final = 1 << 34  # bytes of the mapping, for 64 TiB of objects; the file is sparse
-_LOCK_TIMEOUT: Final = 5.0  # seconds to wait for the lock, which is held for moments
+LOCK_TIMEOUT: Final = 5.0  # seconds to wait for the lock, which is held for moments
 _LOG_INTERVAL: Final = 30.0  # seconds in which further damage is only logged as DEBUG
 _UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without reservations
 
@@ -75,7 +75,7 @@ class CacheFolder:
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """Exclude other threads and processes from registering objects, and from creating or removing packs."""
-        deadline = time.monotonic() + _LOCK_TIMEOUT
+        deadline = time.monotonic() + LOCK_TIMEOUT
         with self._thread_lock, contextlib.ExitStack() as stack:
             fd = open_file('lock', os.O_RDWR | os.O_CREAT, self._top.fd)
             stack.callback(os.close, fd)
@@ -92,7 +92,7 @@ class CacheFolder:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise StoreTimeoutError(
-                        f'{self.path}: locked by another process for more than {_LOCK_TIMEOUT:g} s'
+                        f'{self.path}: locked by another process for more than {LOCK_TIMEOUT:g} s'
                     ) from None
             time.sleep(pause)
             pause = min(2 * pause, 0.02)

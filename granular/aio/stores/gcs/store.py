@@ -15,7 +15,7 @@ from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import RemoteStore
 from granular.errors import StoreError
 
-_PAGE: Final = 1000  # names in a page of a listing, the maximum of the API
+PAGE: Final = 1000  # names in a page of a listing, the maximum of the API
 _DELETIONS: Final = 100  # at a time
 
 
@@ -64,7 +64,7 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
         return 'crc32c'
 
     async def page(self, listing: Listing, limit: int = 0) -> Page:
-        return await (await self.client()).page(listing, limit or _PAGE)
+        return await (await self.client()).page(listing, limit or PAGE)
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         from granular.aio.stores.gcs.writing import GCSWriter

@@ -1,9 +1,7 @@
 """Reads from local files, which are kept open and identified by their version."""
 
-import collections
 import errno
 import fcntl
-import itertools
 import operator
 import os
 import resource
@@ -11,9 +9,10 @@ import stat
 import threading
 import weakref
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
+from granular._support.lru import LRU
 from granular.aio.http.reply import changed
 from granular.aio.runtime.buffers import blank
 from granular.aio.runtime.descriptor import Descriptor
@@ -59,7 +58,11 @@ class OpenFile(Descriptor):
         super().__init__(_at_least(path, flags, least) if least else path, flags)
         info = os.fstat(self.fd)
         if before is not None and os.path.samestat(info, before.seen) and _state_of(info) == before.state:
-            self.size, self.version, self._seen, self._state, self._end = before
+            self.size = before.size
+            self.version = before.version
+            self._seen = before.seen
+            self._state = before.state
+            self._end = before.end
             return
         if not stat.S_ISREG(info.st_mode) and not stat.S_ISDIR(info.st_mode):
             raise StoreError(f'{path}: expected a file, got a pipe or a device', path=path)
@@ -165,8 +168,8 @@ class OpenFiles:
         # References without callbacks: an interrupt in a callback would be ignored.
         self._kept: dict[str, weakref.ref[KeptFile]] = {}
         self._most = 1024  # references, after which those that are dead are removed
-        # By path and version, the oldest first: at the front of a dict, those that were removed would take time.
-        self._order: collections.OrderedDict[tuple[str, str], weakref.ref[KeptFile]] = collections.OrderedDict()
+        # By path and version, in the order in which they were opened.
+        self._opened: LRU[tuple[str, str], weakref.ref[KeptFile]] = LRU(_MOST, evicted=_close)
         self._least: int | None = None  # the first descriptor for files, once the limit was raised
 
     def keep(self, path: str) -> KeptFile:
@@ -205,41 +208,40 @@ class OpenFiles:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
         with self._lock:
-            self._evict(0)
+            self._opened.trim(0)
         return OpenFile(path, 0, before)
 
     def _add(self, path: str, version: str, file: OpenFile, kept: KeptFile) -> None:
         with self._lock:
             most = _limit()
-            if self._least is None and len(self._order) >= most:
+            if self._least is None and len(self._opened) >= most:
                 self._least, most = _raise_limit(), _limit()
-            self._evict(most - 1)
             kept[version] = file
             kept.closed.pop(version, None)
-            self._order[path, version] = weakref.ref(kept)
-
-    def _evict(self, left: int) -> None:
-        """Close the oldest files, until that many are left."""
-        if (surplus := len(self._order) - left) > 0:
-            self._close(list(itertools.islice(self._order, surplus)))
+            self._opened.limit = most
+            self._opened.put((path, version), weakref.ref(kept))
 
     def forget(self, path: str) -> None:
         """Close a file before it is deleted."""
         with self._lock:
-            self._close([(path, version) for version in list(self._find(path) or ())])
+            self._close_all((path, version) for version in list(self._find(path) or ()))
 
     def forget_folder(self, path: str) -> None:
         """Close all files in a folder before they are deleted."""
         with self._lock:
-            self._close([key for key in list(self._order) if key[0].startswith(f'{path}/')])
+            self._close_all(key for key, _ in self._opened.items() if key[0].startswith(f'{path}/'))
 
-    def _close(self, keys: Sequence[tuple[str, str]]) -> None:
-        for path, version in keys:
-            reference = self._order.pop((path, version), None)
-            if reference is not None and (kept := reference()) is not None:
-                file = kept.pop(version, None)
-                if file is not None:
-                    kept.closed[version] = file.facts()
+    def _close_all(self, keys: Iterable[tuple[str, str]]) -> None:
+        for key in keys:
+            if (reference := self._opened.pop(key)) is not None:
+                _close(key, reference)
+
+
+def _close(key: tuple[str, str], reference: weakref.ref[KeptFile]) -> None:
+    """Close a file that is kept by path and version, if its readers exist."""
+    _, version = key
+    if (kept := reference()) is not None and (file := kept.pop(version, None)) is not None:
+        kept.closed[version] = file.facts()
 
 
 def _at_least(path: str, flags: int, least: int) -> str | int:

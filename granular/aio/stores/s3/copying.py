@@ -16,7 +16,7 @@ from granular.config import MiB
 from granular.errors import StoreError
 
 # S3 copies up to 5 GiB per request, but sends nothing meanwhile: a copy that long would run into the timeouts.
-_MAX_COPY: Final = 256 * MiB
+MAX_COPY: Final = 256 * MiB
 _MAX_PARTS: Final = 10_000
 # Headers of an object that a copy in parts does not carry over by itself.
 _CARRIED: Final = (
@@ -42,11 +42,11 @@ class Copier(S3Writer):
 
     async def copy(self) -> None:
         """Copy the object at once, or all parts, which are then joined."""
-        if self._size <= _MAX_COPY:
+        if self._size <= MAX_COPY:
             await self._send_copy('CopyObjectResult', self._client.written_headers)
             await self._verify(await self._client.head(self._key))
             return
-        step = max(_MAX_COPY, -(-self._size // _MAX_PARTS))
+        step = max(MAX_COPY, -(-self._size // _MAX_PARTS))
         parts = list(enumerate(range(0, self._size, step)))
         try:
             await self.begin()
