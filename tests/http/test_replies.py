@@ -13,7 +13,6 @@ import pytest
 import trustme
 
 import granular
-from granular.aio.http.limits import Pauses
 from granular.errors import BadReplyError, GranularError, ObjectChangedError, OutOfRangeError, StoreError
 from tests.support.event_loops import LOOPS, run_on
 from tests.support.faults import DATA, FaultServer, md5_etag
@@ -656,20 +655,6 @@ def test_throttled_reads_resume_when_the_store_answers(server, code):
     assert path.read_ranges(starts, [start + 1000 for start in starts]) == [DATA[s : s + 1000] for s in starts]
     answers.join()
     assert 24 < len(server.ranges) < 24 + 30  # four at once, and a few a second while all are refused
-
-
-async def test_success_wakes_the_longest_pause():
-    pauses = Pauses()
-    waiting = [asyncio.create_task(pauses.wait(seconds)) for seconds in (60, 60, 0.01, 60)]
-    await asyncio.sleep(0)
-    assert await waiting[2] is False
-    pauses.succeeded()
-    assert await waiting[0] is True
-    waiting[1].cancel()
-    await asyncio.sleep(0)
-    pauses.succeeded()
-    assert await waiting[3] is True
-    pauses.succeeded()  # nothing waits
 
 
 def test_retry_after_is_not_shortened_by_successes(server):

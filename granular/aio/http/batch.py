@@ -16,7 +16,7 @@ _AT_ONCE: Final = 16  # requests sent in one turn of the loop
 class Batch:
     """Range reads that one caller awaits together.
 
-    A read is an object that waits for its slot of the limit, is sent on an idle connection, and receives its own reply.
+    A read is an object that waits for its slot, is sent on an idle connection, and receives its own reply.
     A coroutine takes over where more is needed: to open a connection, to sign the request, to retry, to follow a
     redirect, or to verify a whole object.
     """
@@ -26,7 +26,7 @@ class Batch:
         self._provider = provider
         self._downloads = downloads
         self._traffic = transport.traffic
-        self._limit, self._metrics = self._traffic.limit, self._traffic.metrics
+        self._governor, self._metrics = self._traffic.governor, self._traffic.metrics
         self._left = len(downloads)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -41,12 +41,12 @@ class Batch:
         """
         if not self._left:
             return
-        limit = self._limit
+        governor = self._governor
         try:
             sent = 0
             for download in self._downloads:
                 download.batch = self
-                if limit.admit(download):
+                if governor.admit(download):
                     self.start(download)
                     sent += 1
                     if not sent % _AT_ONCE:
@@ -65,14 +65,14 @@ class Batch:
                 download.drop()
                 self._metrics.in_flight -= 1
                 self._metrics.failed('cancelled')
-                self._limit.release(download.weight)
-        self._limit.fill()
+                self._governor.release(download.weight)
+        self._governor.fill()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def start(self, download: Download) -> None:
-        """Send a read that has its slot of the limit. It does not raise."""
+        """Send a read that has its slot. It does not raise."""
         try:
             target, lines = self._provider.ready(download.key), download.plain_request()
             connection = None if target is None or not lines else self._transport.pool.take(target.origin)
@@ -97,8 +97,8 @@ class Batch:
         self._transport.note_read(download.target)
         moved: float = download.first.moved  # type: ignore[union-attr]
         self._traffic.succeeded(moved)
-        self._limit.measure_turn(moved)
-        self._limit.release(download.weight)
+        self._governor.measure_turn(moved)
+        self._governor.release(download.weight)
         self._count()
 
     def _count(self) -> None:
@@ -116,7 +116,7 @@ class Batch:
     def _finished(self, download: Download, sent: bool, task: 'asyncio.Task[Any]') -> None:
         self._tasks.discard(task)
         if download.has_slot:  # the task was cancelled before its first step
-            self._limit.release(download.weight)
+            self._governor.release(download.weight)
             if sent:
                 self._metrics.failed('cancelled')
         if task.cancelled():

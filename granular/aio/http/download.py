@@ -36,7 +36,7 @@ class Batch(Protocol):
     """The interface of a batch that its downloads use."""
 
     def start(self, download: 'Download') -> None:
-        """Send a download that has its slot of the limit. It does not raise."""
+        """Send a download that has its slot. It does not raise."""
 
     def ended(self, download: 'Download', reply: Head | Exception | None) -> None:
         """Take the outcome of a download: None if it is complete, or a head to look at, or an error."""
@@ -83,8 +83,8 @@ class Download(Exchange):
         self.coding = ''  # the Content-Encoding of the replies
         self.unproven = False  # True while it is unverified that the object is stored with it, or has the length
         self.batch: Batch | None = None  # that sends it, and is told how it ended; None for a coroutine's
-        self.has_slot = False  # True if the batch has left its slot of the limit to a coroutine, which has not begun
-        self.withdrawn = False  # True if the batch was cancelled while the download waited for its slot of the limit
+        self.has_slot = False  # True if the batch has left its slot to a coroutine, which has not begun
+        self.withdrawn = False  # True if the batch was cancelled while the download waited for its slot
         self._range = b''  # the expected range, as first-last
         self._size = 0  # of the object, by the expected head
         self._space = _NOTHING  # for the whole span

@@ -21,7 +21,7 @@ from granular.aio.http.connection import (
     StalledReplyError,
     now,
 )
-from granular.aio.http.limits import descriptors
+from granular.aio.http.governor import descriptors
 from granular.aio.http.messages import Head, Origin
 from granular.aio.http.proxies import open_tunnel
 from granular.aio.http.tls import context_of

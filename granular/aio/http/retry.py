@@ -13,7 +13,7 @@ from granular._support.redact import hidden
 from granular._support.text import counted, logger
 from granular.aio.http.connection import CutReplyError, PoolClosedError, StalledReplyError
 from granular.aio.http.download import Download
-from granular.aio.http.limits import Budget, Limit, Pauses
+from granular.aio.http.governor import Governor
 from granular.aio.http.messages import ProtocolError
 from granular.aio.http.pool import ConnectTimeoutError, UnreachableError
 from granular.aio.http.refusals import DoubtfulError, RecoverableError, RecoverableKind, RetryableError
@@ -34,8 +34,6 @@ T = TypeVar('T')
 
 _WARN_FROM: Final = 3  # the attempt from which on failures are logged as warnings
 _THROTTLED: Final = 0.5  # maximum seconds before the first retry after throttling
-_COST: Final = 5.0  # tokens of the retry budget for a retry
-_COST_AFTER_TIMEOUT: Final = 10.0
 _DOUBTFUL: Final = 3  # failures in a row before a store is asked whether it answers
 _ASKED_EVERY: Final = 2.0  # seconds
 _OUTAGE_WAIT: Final = 4.0  # maximum seconds between two attempts while the store answers no request
@@ -47,7 +45,7 @@ Recover = Callable[[RecoverableKind, str], Awaitable[bool]]
 
 
 class Traffic:
-    """Shared by all requests to a store: the limit, the retry budget, and the pauses of throttled requests."""
+    """Shared by all requests to a store: the governor, and whether the store answers."""
 
     def __init__(
         self,
@@ -63,19 +61,17 @@ class Traffic:
         self.has_replied, self._ask = has_replied, ask
         self.answered = -math.inf  # time of the last answer that is not the failure of the store
         self._asked, self._is_silent = -math.inf, True  # the time of the last question, and its answer
-        self.limit = Limit(config.concurrency, config.memory)
-        self.budget = Budget()
-        self.pauses = Pauses()
+        self.governor = Governor(config.concurrency, config.memory, time.monotonic)
 
-    def succeeded(self, now: float, tokens: float = 1.0) -> None:
-        """Record that an operation succeeded: return tokens to the retry budget, and wake a throttled request."""
+    def succeeded(self, now: float) -> None:
+        """Record that an operation succeeded."""
         self.metrics.ok += 1
+        self.replied(now)
+
+    def replied(self, now: float) -> None:
+        """Record a reply that is not the failure of the store, such as that an object does not exist."""
         self.answered = now
-        self.limit.succeeded(now)
-        if self.budget.spent:
-            self.budget.give(tokens)
-        if self.pauses.waiting:
-            self.pauses.succeeded()
+        self.governor.answered(now)
 
     async def answers(self, since: float) -> bool | None:
         """Return whether the store has answered a request since a time, or answers one that went well before.
@@ -97,7 +93,6 @@ class _Failure(NamedTuple):
     error: StoreError
     cause: BaseException | None
     attempts: int  # after which the operation fails
-    cost: float  # tokens of the retry budget for a retry
     backoff: float  # maximum seconds before the first retry
     after: float = 0.0  # seconds that the store asks to wait
     throttled: bool = False  # True if the store throttles
@@ -133,22 +128,20 @@ class Attempts:
         self._renewed = self._started  # of its time
         self._began = self._started  # of the last attempt
         self._gained = 0  # bytes since the last renewal of the time
-        self._paid = 1.0  # tokens that success returns
         self._failed: float | None = None  # the time of the last failure, unless it was a wrong reply
         self._recovered: set[RecoverableKind] = set()
 
     async def run(self, attempt: Callable[[], Awaitable[T]], nbytes: int, has_slot: bool = False) -> T:
         """Return the result of the first attempt that succeeds; the first of all may have its slot already."""
-        limit, metrics = self._traffic.limit, self._traffic.metrics
+        governor, metrics = self._traffic.governor, self._traffic.metrics
+        if not has_slot:
+            await governor.acquire(nbytes)
         while True:
-            if not has_slot:
-                await limit.acquire(nbytes, self._failed)
-            has_slot = False
             metrics.in_flight += 1
             self._began = time.monotonic()
             try:
                 result = await attempt()
-                self._traffic.succeeded(time.monotonic(), self._paid)
+                self._traffic.succeeded(time.monotonic())
                 return result
             except Exception as error:
                 failure = error
@@ -157,10 +150,10 @@ class Attempts:
                 raise
             finally:
                 metrics.in_flight -= 1
-                limit.release(nbytes)
+                governor.release(nbytes)
             final = None
             try:
-                if (final := await self._await_next(failure)) is not None:
+                if (final := await self._await_next(failure, nbytes)) is not None:
                     raise final
             except GranularError as error:
                 error.path = error.path or self._name
@@ -168,8 +161,8 @@ class Attempts:
             finally:
                 del failure, final  # which refer to this frame
 
-    async def _await_next(self, error: Exception) -> Exception | None:
-        """Wait until the next attempt may start; return the error to raise if there is none, given that of the last.
+    async def _await_next(self, error: Exception, nbytes: int) -> Exception | None:
+        """Wait for the slot of the next attempt; return the error to raise if there is none, given that of the last.
 
         It is not raised here, as its traceback would refer to frames that refer to it.
         """
@@ -179,17 +172,18 @@ class Attempts:
         self._row += 1
         self._sent += 1
         if isinstance(error, RecoverableError):
-            self._traffic.answered = time.monotonic()
+            self._traffic.replied(time.monotonic())
             if error.kind in self._recovered or not await self._recover(error.kind, error.detail):
                 return error.error
             self._recovered.add(error.kind)
             metrics.retried(outcome)
+            await self._traffic.governor.acquire(nbytes, self._failed)
             return None
         before, now = self._failed, time.monotonic()
         self._failed = now
         failure, config = self._judge(error), self._traffic.config
         if failure is None:
-            self._traffic.answered = now
+            self._traffic.replied(now)
             return error
         silence = config.connect_timeout + config.first_byte_timeout + config.read_timeout
         if now - self._began > max(config.retry_time, silence):
@@ -219,16 +213,16 @@ class Attempts:
         if progress:
             self._count = 0
             self._sure = 0
-            self._row = 0  # take no token: it does not burden a failing store
-        elif not await self._take_tokens(failure, left):
-            return self._given_up(failure, ': too many fail')
+            self._row = 0  # it does not burden a failing store
+        else:
+            self._traffic.governor.failed()
         await self._wait(failure, wait)
-        return None
+        return None if await self._acquire(nbytes, left - wait) else self._given_up(failure, ': too many fail')
 
     def _judge(self, error: Exception) -> _Failure | None:
         """Return what a failed attempt means; None for a permanent error."""
         name, config = self._name, self._traffic.config
-        plain = (config.attempts, _COST, config.backoff)
+        plain = (config.attempts, config.backoff)
         match error:
             case ProtocolError() | BadReplyError():
                 # The error may quote a header of the request that the server repeats, so it is redacted.
@@ -243,7 +237,7 @@ class Attempts:
                     if self._download is not None:
                         self._download.hedged = False
                 failure = _Failure(error.error, None, *plain, after, outage=self._may_be_outage(error))
-                if not error.throttled or not self._traffic.limit.throttled(time.monotonic()):
+                if not error.throttled or not self._traffic.governor.throttled(time.monotonic()):
                     return failure
                 return failure._replace(backoff=max(config.backoff, _THROTTLED), throttled=True)
             case GranularError():
@@ -261,7 +255,7 @@ class Attempts:
                 timeout = StoreTimeoutError(f'{name}: no answer: {str(error) or type(error).__name__}')
                 unsent, replied = isinstance(error, ConnectTimeoutError), isinstance(error, StalledReplyError)
                 failure = self._lost(timeout, error, self._traffic.has_replied(), replied)
-                return failure._replace(unsent=unsent, cost=_COST_AFTER_TIMEOUT)
+                return failure._replace(unsent=unsent)
             case OSError():
                 lost, replied = StoreError(f'{name}: {_kind(error)}: {error}'), isinstance(error, CutReplyError)
                 return self._lost(lost, error, self._traffic.has_replied(), replied)
@@ -287,7 +281,7 @@ class Attempts:
         config = self._traffic.config
         patience = math.inf if known else _NEVER_REPLIED * config.connect_timeout
         outage = known and not replied
-        return _Failure(error, cause, config.attempts, _COST, config.backoff, patience=patience, outage=outage)
+        return _Failure(error, cause, config.attempts, config.backoff, patience=patience, outage=outage)
 
     def _after_bad_reply(self) -> int:
         """Return the attempts permitted after a wrong reply: a store that answers wrongly twice will not improve."""
@@ -314,13 +308,16 @@ class Attempts:
         failure.error.__cause__ = failure.cause
         return failure.error
 
-    async def _take_tokens(self, failure: _Failure, seconds: float) -> bool:
+    async def _acquire(self, nbytes: int, seconds: float) -> bool:
+        """Wait for a slot; in an outage, for at most some seconds. Returns whether there is one."""
+        failed = self._failed
         try:
-            async with asyncio.timeout(seconds):
-                await self._traffic.budget.take(failure.cost)
+            async with asyncio.timeout(None if failed is None else seconds):
+                await self._traffic.governor.acquire(nbytes, failed)
         except TimeoutError:
-            return False
-        self._paid = failure.cost
+            if self._traffic.answered <= failed:  # type: ignore[operator]
+                return False
+            await self._traffic.governor.acquire(nbytes, failed)
         return True
 
     async def _wait(self, failure: _Failure, seconds: float) -> None:
@@ -329,7 +326,7 @@ class Attempts:
             return
         await asyncio.sleep(failure.after)
         # An attempt does not count if the store answers others again.
-        self._count -= await self._traffic.pauses.wait(seconds - failure.after)
+        self._count -= await self._traffic.governor.pause(seconds - failure.after)
 
 
 def jittered(first: float, cap: float, failures: int) -> float:
