@@ -75,6 +75,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         slow.LIST.write_text(''.join(f'{function}\n' for function in slow.slowest(_seconds)))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Collect tests without collecting garbage, which takes a sixth of the time and finds none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_rank)

@@ -15,15 +15,12 @@ import pytest
 import granular
 from granular import IterDataset, MapDataset, NoSharding, ShardByTorchRank, ShardOptions
 from granular.errors import InvalidArgumentError, StateError, UnsupportedError
+from tests.support.late import imported
 
-pytest.importorskip('torch')
-import torch
-import torchdata.nodes
-from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
-
-from granular.integrations.lightning import Resumable
-from granular.integrations.torch import Batches, IterableDataset
+DataLoader = imported('torch.utils.data', 'DataLoader')
+StatefulDataLoader = imported('torchdata.stateful_dataloader', 'StatefulDataLoader')
+Resumable = imported('granular.integrations.lightning', 'Resumable')
+Batches, IterableDataset = (imported('granular.integrations.torch', name) for name in ('Batches', 'IterableDataset'))
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata
@@ -133,6 +130,8 @@ def test_a_rank_is_asked_for_where_it_is_used(monkeypatch):
 
 
 def _rank(rank, port, queue):
+    import torch.distributed.device_mesh
+
     os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
     torch.distributed.init_process_group('gloo', rank=rank, world_size=4)
     mesh = torch.distributed.device_mesh.init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp', 'tp'))
@@ -209,9 +208,15 @@ def test_persistent_workers_see_the_epoch():
         assert ids(loader) == ids(other)
 
 
+def nodes_over(iterable):
+    from torchdata import nodes
+
+    return nodes.Loader(nodes.IterableWrapper(iterable))
+
+
 def consumers():
     yield 'iterable', lambda iterable: iterable
-    yield 'nodes', lambda iterable: torchdata.nodes.Loader(torchdata.nodes.IterableWrapper(iterable))
+    yield 'nodes', nodes_over
     for workers in (0, 2):
         yield (
             f'StatefulDataLoader, {workers} workers',

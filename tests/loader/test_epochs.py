@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 import granular
 from granular import aio, sources
 from granular.errors import InvalidArgumentError, StateError
-from granular.integrations.torch import Batches
+from tests.support.late import imported
 
 EPOCHS = 3
+Batches = imported('granular.integrations.torch', 'Batches')
 
 
 def dataset(length=22):

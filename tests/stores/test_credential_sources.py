@@ -5,7 +5,6 @@ import hashlib
 import json
 
 import pytest
-import s3fs
 
 import granular
 from granular.errors import GranularError
@@ -161,6 +160,8 @@ def test_source_of_the_keys_of_a_filesystem_that_answers_anything_is_an_error(st
     with FaultServer() as store:
         for case in ('text', 'list', 'empty object', 'no time') if status == 200 else ('text',):
             source.answer = ANSWERS[case]
+            import s3fs
+
             filesystem = s3fs.S3FileSystem(endpoint_url=store.endpoint, skip_instance_cache=True)
             assert_refused(granular.Path(f's3://bucket-{len(case)}/key', fs=filesystem, config=QUICK), case)
         assert not store.methods
