@@ -24,6 +24,7 @@ ONLY_ASYNC = {'abort', 'aclose', 'arguments', 'bags', 'choose', 'get', 'open', '
     'describe',
     'divides',
     'elementwise',
+    'fetch_undecoded',
     'find',
     'identity',
     'in_first_epoch',
