@@ -55,7 +55,7 @@ LAYERS = (
         'metrics': 'counters and latency histograms',
         'testing': 'servers and checks for tests',
     },
-    {'_support': 'late imports, texts of messages, types, indices, names of other libraries'},
+    {'_support': 'late imports, texts of messages, types, indices, the LRU cache, names of other libraries'},
     {'errors': 'the tree of errors'},
 )
 

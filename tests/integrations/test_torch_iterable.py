@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 import traceback
 
 import numpy as np
@@ -259,6 +260,24 @@ def test_states_of_a_stateful_loader_are_described_as_those_of_its_iterator(take
         assert granular.describe_state(state) == granular.describe_state(iterator.get_state())
     with pytest.raises(StateError, match='has the states of 2 worker processes'):
         granular.describe_state({'worker_0': state, 'worker_1': state})
+
+
+def test_states_of_worker_processes_are_described_one_by_one():
+    iterable = IterableDataset(shuffled(4))
+    loader = StatefulDataLoader(iterable, batch_size=None, num_workers=2, multiprocessing_context='fork')
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    state = loader.state_dict()
+    with pytest.raises(
+        StateError, match='has the states of 2 worker processes: describe each, such as state'
+    ) as caught:
+        granular.describe_state(state)
+    place = re.search(r'such as state((\[[^]]*\])+):', str(caught.value))
+    part = state
+    for key in re.findall(r"\['([^']*)'\]", place[1]):
+        part = part[key]
+    assert granular.describe_state(part).saved_on == 2
 
 
 def test_states_tell_epoch_and_position():

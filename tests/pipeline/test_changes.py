@@ -5,8 +5,11 @@ import json
 import random
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import granular
 from granular import IterDataset, Loader, MapDataset, changes
 from granular.errors import InvalidArgumentError, StateError
 from tests.support.declared import declared_in
@@ -237,4 +240,66 @@ def test_what_is_no_declaration_is_refused(wrong):
 
 
 def draw_nothing(element):
+    return element
+
+
+def test_files_and_datasets_continue_at_another_address(tmp_path):
+    table = pa.table({'id': range(40), 'other': range(40)})
+    for name in ('one', 'two'):
+        (tmp_path / name).mkdir()
+        pq.write_table(table, tmp_path / name / 'rows.parquet', row_group_size=8)
+
+    def streams(name):
+        path = tmp_path / name / 'rows.parquet'
+        yield granular.ParquetIterDataset(path).map(draw_nothing)
+        source = MapDataset.source(granular.ParquetDataSource(path))
+        yield source.select(['id']).shuffle(1).to_iter_dataset()
+
+    for before, after in zip(streams('one'), streams('two'), strict=True):
+        _, state = saved_after(before, 11)
+        with iter(after) as iterator, pytest.raises(StateError, match='pass changes=') as caught:
+            iterator.load_state_dict(state)
+        (declared,) = set(declared_in(caught.value))
+        assert type(declared) is changes.Moved
+        assert ids(continued(after, state, declared_in(caught.value))) == ids(list(before)[11:])
+    _, state = saved_after(before, 11)
+    other = (
+        MapDataset.source(granular.ParquetDataSource(tmp_path / 'two' / 'rows.parquet')).select(['other']).shuffle(1)
+    )
+    assert 'changes=' not in refusal(other.to_iter_dataset(), state)
+
+
+def test_rows_of_other_features_are_refused():
+    def rows(**length):
+        stream = MapDataset.range(9).map(lambda i: {'a': [i] * 3, 'b': [i] * 3}).to_iter_dataset()
+        return stream.pack(length, strategy='concat_then_split')
+
+    _, state = saved_after(rows(a=4, b=4), 2)
+    assert len(continued(rows(a=6, b=4), state, [changes.RowLength({'a': 6, 'b': 4})])) > 0
+    for other in (rows(b=4, a=4), rows(a=4), rows(a=4, c=4)):
+        assert 'changes=' not in refusal(other, state)
+
+
+def test_states_of_version_4_have_texts_and_take_the_same_declarations():
+    def loader(function, length=30):
+        return Loader(corpus(length=length).select(['id']).map(function).shuffle(1), batch=5)
+
+    with loader(draw_nothing) as batches:
+        first = [next(batches)['id'].tolist() for _ in range(6)]
+        batches.load_state_dict({'step': 10})
+        state = {**batches.state_dict(), 'version': 4, 'pipeline': batches.fingerprint()[:-1]}
+        batches.load_state_dict(state)
+        assert next(batches)['id'].tolist() == first[2]
+    with loader(also_nothing) as batches:
+        with pytest.raises(StateError, match='pass changes=') as caught:
+            batches.load_state_dict(state)
+        batches.load_state_dict(state, declared_in(caught.value))
+        assert next(batches)['id'].tolist() == first[2]
+    with loader(draw_nothing, 35) as batches:
+        with pytest.raises(StateError, match='pass changes=') as caught:
+            batches.load_state_dict({**state, 'step': 30})
+        assert declared_in(caught.value) == [changes.Grown('Corpus(web)', 35)]
+
+
+def also_nothing(element):
     return element

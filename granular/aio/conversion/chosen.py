@@ -25,9 +25,12 @@ Chosen = Any
 """Indices, an array of booleans with one for each datapoint, or a function of keys that returns a boolean."""
 
 
-def chunk_of(sources: DatasetSources, keys: Any) -> int:
-    """Return how many datapoints are read at a time, of which some keys are read."""
+def chunk_of(sources: DatasetSources, keys: Any, rows: Ints | None = None) -> int:
+    """Return how many datapoints are read at a time, of which some keys are read: by default neighbours."""
     mean = sources.size_of(keys) // max(1, len(sources))
+    if rows is not None and len(rows):  # what lies between them is read, too, unless it is large
+        gap = mean * (int(rows.max()) - int(rows.min()) + 1 - len(rows)) // len(rows)
+        mean += gap if gap <= sources.max_gap else 0
     return max(1, min(_MAX_CHUNK, _CHUNK // max(1, mean)))
 
 

@@ -91,6 +91,11 @@ class DatasetSources:
         """True if the first dataset has checksums."""
         return self._checked[0]
 
+    @property
+    def max_gap(self) -> int:
+        """The largest number of bytes between two records that is read with them."""
+        return max(reader.directory.store.merge.max_gap for reader in self._readers)
+
     async def have_index(self) -> bool:
         sharded = [reader for reader in self._readers if isinstance(reader, ShardedDatasetReader)]
         return any(await gather([has_optional(index_path(reader.directory)) for reader in sharded]))

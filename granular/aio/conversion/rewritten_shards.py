@@ -125,7 +125,7 @@ class RewrittenShards:
             return columns
 
         try:
-            step = chunk_of(self._sources, read)
+            step = chunk_of(self._sources, read, self._rows[first:end])
             async with contextlib.aclosing(whole_pages(fetch, end, step, AHEAD, first)) as chunks:
                 async for columns in chunks:
                     count = min(step, end - first)

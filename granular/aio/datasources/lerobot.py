@@ -379,8 +379,13 @@ class _Videos:
         alone: NDArray[np.bool_],
         names: Sequence[str],
     ) -> None:
-        self._key, self._paths, self._files, self._stats = key, paths, files, stats
-        self._starts, self._alone, self._names = starts, alone, names
+        self._key = key
+        self._paths = paths
+        self._files = files
+        self._stats = stats
+        self._starts = starts
+        self._alone = alone
+        self._names = names
         self.tables: list[FrameTable] = []  # by episode
 
     async def open(self, tables: FrameTables, fps: float) -> None:

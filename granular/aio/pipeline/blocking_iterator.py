@@ -34,7 +34,7 @@ class DatasetIterator(CursorHandle, Closing, Iterator[Element_co]):
     """
 
     _parents: 'tuple[DatasetIterator, ...]' = ()
-    _runs = False  # True if it has a cursor: it is no subclass
+    _runs = False  # until it is constructed
 
     def __init__(self, parents: 'Stream | DatasetIterator | Sequence[DatasetIterator]' = ()) -> None:
         self._runs = isinstance(parents, Stream)

@@ -111,6 +111,8 @@ class StreamCursor(Cursor):
 class CursorHandle(Traceable):
     """Base of the iterators of ``for`` and ``async for``: a cursor, which is closed once its handle is dropped."""
 
+    _runs = True  # False of a subclass, which has no cursor
+
     def __init__(self, parents: Any = ()) -> None:
         if not isinstance(parents, Stream):
             raise InvalidArgumentError('iterate a stream; subclasses are those of the sync API')
@@ -119,14 +121,13 @@ class CursorHandle(Traceable):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if '_cursor' in state:  # not of a subclass
+        if self._runs:
             self._cursor.close_with(self)
 
     __copy__ = copied
 
     def __repr__(self) -> str:
-        cursor: StreamCursor | None = getattr(self, '_cursor', None)  # none of a subclass
-        return super().__repr__() if cursor is None else f'<{type(self).__name__} of {cursor.describe()}>'
+        return f'<{type(self).__name__} of {self._cursor.describe()}>' if self._runs else super().__repr__()
 
     def _cursor_for(self, method: str) -> StreamCursor:
         """Return the cursor; of a subclass without one, raise an error that names the method."""

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from granular._support.indexing import Ints, integers_of
+from granular._support.indexing import Ints, grouped, integers_of
 from granular._support.text import counted
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.combinations import SourceChoice, Zip, choices_of
@@ -124,8 +124,8 @@ class Picked(NamedTuple):
 
     def divided(self, parents: Sequence[T], owners: Ints, inner: Ints) -> list[tuple[T, 'Picked']]:
         """Return those of each of several parents, given the number of the parent and the index in it of each."""
-        within = self._replace(indices=inner)
-        return [(parent, within.chosen(np.flatnonzero(owners == i))) for i, parent in enumerate(parents)]
+        within, groups, none = self._replace(indices=inner), dict(grouped(owners)), np.zeros(0, np.int64)
+        return [(parent, within.chosen(groups.get(i, none))) for i, parent in enumerate(parents)]
 
     def unbatched(self, size: int, length: int, numbers: Ints, bases: Any = 0) -> 'Picked':
         """Return the elements of batches, given the number of each in its epoch of a length, which has a base."""

@@ -360,7 +360,10 @@ class Interleaving(Outlasting):
         self._uneven, self._mixes = flag_of(state, 'uneven'), number_of({'mixes': 0, **state}, 'mixes')
         if self._uneven:
             rules = rules.of(self._stage.describe(), 'interleave, shards of unequal length', False)
-        flows, self._rules, self._parts, self._moved = self._flows, rules, None, None
+        flows = self._flows
+        self._rules = rules
+        self._parts = None
+        self._moved = None
         self._lines = {int(number): part['pipeline'] for number, part in state.get('streams', {}).items()}
         self._saved = {number: states[number] for number in numbers if number in states}
         self._flows = {number: flow for number, flow in flows.items() if number in self._saved}
