@@ -312,7 +312,8 @@ class Prefetch(Generic[T]):
             self._items.appendleft(taken)
             return NOT_READY
         if self._ask_for is not None:
-            self._start_items(self._ask_for, False)
+            if self._items and not self._closed:  # otherwise the consumer may continue elsewhere
+                self._start_items(self._ask_for, False)
         elif self._loop is not None:
             try:  # noqa: SIM105 - twice as fast, for each item
                 self._loop.call_soon_threadsafe(self._begin_more)

@@ -45,7 +45,7 @@ class SourceChoice(Node):
     """Several sources; each index maps to one of them."""
 
     selects = True
-    quick = False  # True if ``choose`` is fast enough for an event loop
+    _quick = False  # True if ``choose`` is fast enough for an event loop
 
     def __init__(self, parents: Sequence[Any]) -> None:
         if not isinstance(parents, Iterable) or not parents:
@@ -87,7 +87,7 @@ class SourceChoice(Node):
 
     async def _find(self, indices: Ints) -> tuple[list[tuple[int, Ints]], list[tuple[Source, Ints]]]:
         """Return the owners with their positions, and what is read of each: its source, and the indices in that."""
-        if self.quick and len(self.parents) <= _FEW and (found := call_user(self._found_now, indices)) is not None:
+        if self._quick and len(self.parents) <= _FEW and (found := call_user(self._found_now, indices)) is not None:
             return found
         return await offload(self._found, indices)
 
@@ -210,7 +210,7 @@ async def fetch_by_owner(owners: Ints, fetch: Callable[[int, Ints], Coroutine[An
 class Interleave(SourceChoice):
     """One datapoint of each source in turn."""
 
-    quick = True
+    _quick = True
 
     def pattern(self) -> Pattern | None:
         return mixed((1,) * len(self.parents), self._parts())
@@ -237,7 +237,7 @@ class Proportional(SourceChoice):
         super().__init__(parents)
         self._weights = proportions(len(parents), weights)
         total = sum(self._weights)
-        self.quick = len(parents) * total // math.gcd(*self._weights) <= _SHORT_CYCLE
+        self._quick = len(parents) * total // math.gcd(*self._weights) <= _SHORT_CYCLE
         read = [
             (i, parent, weight) for i, (parent, weight) in enumerate(zip(parents, self._weights, strict=True)) if weight
         ]
@@ -354,7 +354,7 @@ def all_turns_before(indices: Ints, weights: Sequence[int]) -> Ints:
 class Concatenate(SourceChoice):
     """One source after another; an epoch contains one epoch of each."""
 
-    quick = True
+    _quick = True
 
     def __init__(self, parents: Sequence[Source]) -> None:
         super().__init__(parents)

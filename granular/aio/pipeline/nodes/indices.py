@@ -73,7 +73,7 @@ def looked_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
 def looked_up_now(source: Source, indices: Ints) -> tuple[Source, Ints] | None:
     """Return the result of ``looked_up``; None if that takes too long for an event loop."""
     while isinstance(source, IndexNode):
-        if isinstance(source, Shuffle) and not source.is_ready(indices):
+        if isinstance(source, Shuffle) and not source._is_ready(indices):
             return None
         if (inner := source.chosen(indices)) is None:
             break
@@ -188,7 +188,7 @@ class Shuffle(IndexNode):
         source, steps = await find(*await self._find(indices))
         return await source.fetch_undecoded(steps)
 
-    def is_ready(self, steps: Ints) -> bool:
+    def _is_ready(self, steps: Ints) -> bool:
         """Return whether these are looked up fast enough for an event loop."""
         length = len(self)
         return all(self.order.is_ready(length, self.seed, epoch) for epoch in _epochs_of(steps, length))
@@ -200,7 +200,7 @@ class Shuffle(IndexNode):
         check_not_empty(self, length, steps)
         if isinstance(self.order, Blocks) and isinstance(source, BlockBuffer) and len(steps):
             await source.read_ahead(self.order, self.seed, steps, self.endless)
-        if self.is_ready(steps):
+        if self._is_ready(steps):
             steps = call_user(self._lookup, steps)
         else:
             steps = await offload(self._lookup, steps)
