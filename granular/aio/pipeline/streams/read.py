@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _CHUNK: Final = 64  # datapoints per fetch, unless they are small; the first fetches are of fewer
 _CHUNKS: Final = 8  # minimum number of chunks that the read-ahead is divided into
 _BLIND: Final = 1  # chunks ahead while the size of elements is unknown: four elements before it is limited by memory
-_DROPPED: Final = 10_000  # elements in a row that were dropped, after which the following ones are looked up
+_DROPPED: Final = 1000  # elements in a row that were dropped, after which the following ones are looked up
 _SHOWN: Final = 5  # stages that drop elements, in a message
 _LOOKED_UP: Final = 1 << 20  # elements at a time
 _SMALL: Final = 1 << 18  # bytes; smaller chunks grow if loading them is quick and waits for nothing
