@@ -371,7 +371,7 @@ SECOND = 0.1  # seconds: latencies are judged over a shorter time than the real 
 @pytest.fixture
 def warm_path(server, monkeypatch):
     """Return a function that opens a path to a store whose latency is known."""
-    monkeypatch.setattr('granular.aio.http.pool._TICK', SECOND)
+    monkeypatch.setattr('granular.aio.http.pool.TICK', SECOND)
 
     def open_path(**settings):
         remote = path(server, granular.IOConfig(**{'backoff': 0.01, 'concurrency': 8, **settings}))

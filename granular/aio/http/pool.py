@@ -37,7 +37,7 @@ KEEP: Final = 15.0  # seconds after which an idle connection is not reused: rout
 _NAMES_FOR: Final = 60.0  # seconds for which the addresses of a host are cached
 _OPENING: Final = 512  # connections that are opened at a time: thousands would keep the loop busy beyond the timeout
 _NEXT_AFTER: Final = 0.5  # seconds after which another address of a host is tried as well
-_TICK: Final = 1.0  # maximum seconds between two checks for stalled connections
+TICK: Final = 1.0  # maximum seconds between two checks for stalled connections
 _SOONEST: Final = 0.02
 _EARLY: Final = 0.1  # until the store's latency is known
 _KNOWN: Final = 64  # replies after which the store's latency is known
@@ -313,7 +313,7 @@ class Pool:
         """Return the seconds until the next check for stalled connections."""
         config = self._config
         first = _EARLY if config.hedge and not self._judged else self._slow / 2
-        return max(_SOONEST, min(_TICK, config.read_timeout / 4, config.first_byte_timeout / 4, first))
+        return max(_SOONEST, min(TICK, config.read_timeout / 4, config.first_byte_timeout / 4, first))
 
     def _tick(self) -> None:
         """Fail stalled requests, hedge slow ones and close idle connections: one timer for all of them."""
@@ -332,7 +332,7 @@ class Pool:
 
     def _judge(self, time: float) -> None:
         """Learn from recent latencies after how many seconds a reply is slow."""
-        if self._config.hedge and time - self._judged > _TICK and len(self.latencies) >= _KNOWN:
+        if self._config.hedge and time - self._judged > TICK and len(self.latencies) >= _KNOWN:
             self._judged = time
             self._slow = max(_SLOW, 1.5 * sorted(self.latencies)[len(self.latencies) * 95 // 100])
 
