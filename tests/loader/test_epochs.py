@@ -281,7 +281,7 @@ def test_states_of_granular_0_21_count_over_epochs_and_others_are_refused():
         ):
             batches.load(state)
             assert [ids(batch) for batch in batches] == rest
-        with pytest.raises(StateError, match='the state has version 2, this release reads versions 3 to 5'):
+        with pytest.raises(StateError, match='the state has version 2, this release reads version 5'):
             batches.load({'version': 2, 'step': 8, 'seed': 3, 'pipeline': lines})
         with pytest.raises(StateError, match='its step 2 of an epoch is not a multiple'):
             batches.load({'step': 22 + 2, 'seed': 3})

@@ -278,28 +278,3 @@ def test_rows_of_other_features_are_refused():
     assert len(continued(rows(a=6, b=4), state, [changes.RowLength({'a': 6, 'b': 4})])) > 0
     for other in (rows(b=4, a=4), rows(a=4), rows(a=4, c=4)):
         assert 'changes=' not in refusal(other, state)
-
-
-def test_states_of_version_4_have_texts_and_take_the_same_declarations():
-    def loader(function, length=30):
-        return Loader(corpus(length=length).select(['id']).map(function).shuffle(1), batch=5)
-
-    with loader(draw_nothing) as batches:
-        first = [next(batches)['id'].tolist() for _ in range(6)]
-        batches.load_state_dict({'step': 10})
-        state = {**batches.state_dict(), 'version': 4, 'pipeline': batches.fingerprint()[:-1]}
-        batches.load_state_dict(state)
-        assert next(batches)['id'].tolist() == first[2]
-    with loader(also_nothing) as batches:
-        with pytest.raises(StateError, match='pass changes=') as caught:
-            batches.load_state_dict(state)
-        batches.load_state_dict(state, declared_in(caught.value))
-        assert next(batches)['id'].tolist() == first[2]
-    with loader(draw_nothing, 35) as batches:
-        with pytest.raises(StateError, match='pass changes=') as caught:
-            batches.load_state_dict({**state, 'step': 30})
-        assert declared_in(caught.value) == [changes.Grown('Corpus(web)', 35)]
-
-
-def also_nothing(element):
-    return element

@@ -250,7 +250,7 @@ def test_stages_without_numbers_are_named():
             with pytest.raises(InvalidArgumentError, match='no index'):
                 iterator.set_next_index(0)
     with iter(MapDataset.range(9).to_iter_dataset(shard_options=ShardOptions(0, 2))) as iterator:
-        iterator.set_state({'version': 3, 'state': 3})
+        iterator.set_state({'version': 5, 'state': 3})
         with pytest.raises(StateError, match='element 3 of the whole with 2 shards: expected a multiple of 2'):
             iterator.get_next_index()
 
@@ -279,7 +279,7 @@ def test_hosts_resume_with_another_number_and_batch_size(end):
         assert sorted(seen) == sorted(list(dataset)[: len(seen)])
     assert len(seen) == 96
     with iter(dataset.to_iter_dataset().batch(5)) as iterator:
-        iterator.set_state({'version': 3, 'state': 12})
+        iterator.set_state({'version': 5, 'state': 12})
         with pytest.raises(StateError, match=r'batch\(5\): batches have no index .*element 12 .*a multiple of 5'):
             iterator.get_next_index()
 

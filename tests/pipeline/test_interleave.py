@@ -155,7 +155,7 @@ def test_errors_name_the_dataset_and_do_not_shift_the_state():
             IterDataset.interleave([part(1)], **{'cycle_length': 1, name: -1})
     with iter(make('streams')) as iterator, iter(make('twice')) as other:
         with pytest.raises(StateError, match='expected 2 streams, got 4'):
-            iterator.set_state({'version': 3, 'state': {'open': [0, 1, 2, 3], 'turn': 0, 'begun': 4, 'parents': {}}})
+            iterator.set_state({'version': 5, 'state': {'open': [0, 1, 2, 3], 'turn': 0, 'begun': 4, 'parents': {}}})
         with pytest.raises(StateError, match='another pipeline'):
             other.set_state(iterator.get_state())
 

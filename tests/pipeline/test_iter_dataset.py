@@ -223,7 +223,7 @@ def test_state_of_another_pipeline_names_the_difference():
     with pytest.raises(StateError, match='expected what state_dict'):
         iter(other).set_state({'step': 3})
     with pytest.raises(StateError, match='position of an element'):
-        iter(MapDataset.range(3).to_iter_dataset()).set_state({'version': 3, 'state': 'x'})
+        iter(MapDataset.range(3).to_iter_dataset()).set_state({'version': 5, 'state': 'x'})
 
 
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 6)), max_size=4), st.integers(1, 7), st.integers(0, 50))
@@ -236,7 +236,7 @@ def test_states_resume_on_any_number_of_hosts_again_and_again(stays, last, lengt
         states = set()
         for i in range(count):
             with iter(dataset.to_iter_dataset(shard_options=ShardOptions(i, count))) as iterator:
-                iterator.set_state({'version': 3, 'state': state})
+                iterator.set_state({'version': 5, 'state': state})
                 seen += itertools.islice(iterator, rounds)
                 states.add(json.dumps(iterator.get_state()['state']))
         assert len(states) == 1
@@ -250,7 +250,7 @@ def test_hosts_that_resume_have_shards_of_equal_length():
     def parts(count, state):
         for i in range(count):
             with iter(MapDataset.range(17).to_iter_dataset(shard_options=ShardOptions(i, count, True))) as iterator:
-                iterator.set_state({'version': 3, 'state': state})
+                iterator.set_state({'version': 5, 'state': state})
                 yield list(iterator)
                 assert iterator.get_state()['state'] == {'at': 17, 'hosts': count}
 
@@ -324,7 +324,7 @@ def test_first_element_does_not_wait_for_a_chunk(num_threads):
         assert list(iterator) == list(range(1, 1000))
         release.clear()
         first = 500
-        iterator.set_state({'version': 3, 'state': 500})
+        iterator.set_state({'version': 5, 'state': 500})
         assert next(iterator) == 500
         release.set()
 
@@ -404,7 +404,7 @@ def test_elements_are_counted_when_they_are_taken():
                 next(iterator)
             stats = iterator.stats()
             assert stats['elements'] == stats['read'] == iterator.get_state()['state'] == count
-        iterator.set_state({'version': 3, 'state': 10})
+        iterator.set_state({'version': 5, 'state': 10})
         assert list(itertools.islice(iterator, 3)) == [10, 11, 12]
         assert iterator.stats()['elements'] == 73
         iterator.close()

@@ -422,9 +422,9 @@ def test_states_that_do_not_fit_are_refused():
         ({'parent': len(SIZES), 'offsets': [3]}, 'holds a part of element 0, and other elements'),
         ({'offsets': [99]}, 'holds a part of element 0'), ({'documents': [1, 2]}, 'number, end and checksum'),
     ):  # fmt: skip
-        iterator.set_state({'version': 3, 'state': state})
+        iterator.set_state({'version': 5, 'state': state})
         with pytest.raises(StateError, match=message):
-            iterator.set_state({'version': 3, 'state': {**state, **change}})
+            iterator.set_state({'version': 5, 'state': {**state, **change}})
             next(iterator)
     other = stream(SIZES).pack({'tokens': 16}, num_packing_bins=3, strategy='best_fit')
     with pytest.raises(StateError, match=r"stage 3 was .*, 3\).*, and is .*, 3, strategy='best_fit'\)"):

@@ -127,7 +127,7 @@ def test_states_within_those_of_others_and_what_is_none(tmp_path):
         ({'a': 1}, 'is not one of granular'),
         ([state, state], 'has the states of 2 worker processes'),
         ({**state, 'version': 2}, 'the state has version 2'),
-        ({name: state[name] for name in ('version', 'state', 'pipeline')}, 'restore it, and save it again'),
+        ({name: state[name] for name in ('version', 'state', 'pipeline')}, 'not a state of a pipeline'),
         ({**state, 'state': {'x': 3}}, 'not a state of a pipeline'),
     ):
         with pytest.raises(StateError, match=match):

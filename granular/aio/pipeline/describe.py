@@ -140,8 +140,6 @@ def check_lines(saved: Any, own: Sequence[Line], changes: Sequence[Any], resizab
 
 def _pairs(saved: Sequence[Line], own: Sequence[Line]) -> Iterator[tuple[int, Line | None, Line | None]]:
     """Yield the number of each stage with its lines in a state and in a pipeline, None for none."""
-    if len(saved) == len(own):
-        saved = [was if was.arguments else now.like(str(was)) for was, now in zip(saved, own, strict=True)]
     before, after = ([line.key() for line in lines] for lines in (saved, own))
     for _, a, b, c, d in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         for number, (was, now) in enumerate(itertools.zip_longest(saved[a:b], own[c:d]), c + 1):

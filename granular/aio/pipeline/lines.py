@@ -21,7 +21,6 @@ _ALTERED: Final = (
 _MEASURES: Final = ('elements', 'bytes')  # of a source, which are not known before it is open
 _UNNAMED: Final = frozenset(('batch_size', 'bins', 'excluded', 'function', 'length', 'options'))
 _HIDDEN: Final = 'features'  # of rows, in their order, which the length names
-_MARK: Final = '\0'
 
 
 class Line:
@@ -86,26 +85,6 @@ class Line:
         """Return what no declared change alters, as a text."""
         fixed = {name: value for name, value in self.arguments.items() if name not in (*_ALTERED, 'bytes')}
         return _json([self.operation, fixed])
-
-    def like(self, text: str) -> 'Line':
-        """Return the line that a state of version 3 or 4 has as a text, with the arguments that this one has.
-
-        At most one argument may differ, beside the measures of a source.
-        """
-        if 'source' in self.arguments:
-            unmeasured = self.changed(**dict.fromkeys(_MEASURES))
-            words = text.removeprefix(str(unmeasured)).replace(',', '').split()
-            numbers = [int(word) for word in words if word.isdecimal()]
-            measured = unmeasured.changed(**dict(zip(_MEASURES, numbers, strict=False)))
-            if str(measured) == text:
-                return measured
-        for name in self.arguments.keys() & _ALTERED:
-            before, _, after = str(self.changed(**{name: _MARK})).partition(_MARK)
-            value = text.removeprefix(before).removesuffix(after)
-            if before + value + after == text:
-                same = value == _shown(self.arguments[name])
-                return self if same else self.changed(**{name: int(value) if value.isdecimal() else value})
-        return self if str(self) == text else Line(text)
 
 
 class Applied(NamedTuple):

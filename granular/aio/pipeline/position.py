@@ -18,20 +18,15 @@ from granular.aio.pipeline.shards import ShardOptions
 from granular.errors import StateError
 
 VERSION: Final = 5
-"""The version of the states that are saved: that of earlier ones that are read, and what these do not have, is below.
-
-Versions 3 and 4 have the lines of a pipeline as texts, which ``Line.like`` reads. Version 3 has no ``stages``, from
-which a state is described, and no ``values`` of a pack.
-"""
-_READ: Final = (3, 4, VERSION)
+"""The version of the states that are saved, and the only one that is read."""
 
 
 def check_version(state: Mapping[str, Any]) -> None:
     """Raise ``StateError`` if another release saved the state, in another form."""
-    if (version := state.get('version')) not in _READ or type(version) is not int:
+    if (version := state.get('version')) != VERSION or type(version) is not int:
         raise StateError(
-            f'the state has version {version!r:.100}, this release reads versions {_READ[0]} to {VERSION}: continue '
-            f'with the release that saved it, or from the start of an epoch'
+            f'the state has version {version!r:.100}, this release reads version {VERSION}: continue with the release '
+            f'that saved it, or from the start of an epoch'
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from granular._support.other_names import answering
 from granular._support.text import counted
 from granular.aio.pipeline.nodes.outlines import sources_of, taken_of
-from granular.aio.pipeline.position import VERSION, check_plain, check_version
+from granular.aio.pipeline.position import check_plain, check_version
 from granular.aio.pipeline.streams.flow import number_of
 from granular.errors import StateError
 
@@ -49,7 +49,7 @@ class PackedState:
       name: that of the sources before it, '' for all.
       rows: the number of rows.
       tokens: the number of values in these rows, by feature in the order of ``length``, without padding; None if it is
-        not known yet, as on one of several hosts that share rows, or the state is of an earlier release.
+        not known yet, as on one of several hosts that share rows.
     """
 
     name: str
@@ -131,9 +131,9 @@ def describe_state(state: Mapping[str, Any]) -> StateDescription:
         ``StatefulDataLoader`` of torchdata, that has one of granular.
 
     Raises:
-      StateError: if it is not a state, or one of an earlier release or from between the epochs of an
-        ``IterableDataset`` of torch, which do not have sources; or it has those of several worker processes, each
-        of which is described alone.
+      StateError: if it is not a state, or one of granular 0.21 or from between the epochs of an ``IterableDataset`` of
+        torch, which do not have sources; or it has those of several worker processes, each of which is described
+        alone.
     """
     check_plain(state)
     found = list(_states_in(state))
@@ -149,11 +149,6 @@ def describe_state(state: Mapping[str, Any]) -> StateDescription:
         raise StateError(f'expected a state, as from state_dict(), but this {what}: {state!r:.200}')
     _, own = found[0]
     check_version(own)
-    if 'stages' not in own:
-        raise StateError(
-            f'the state has version {own["version"]}, which does not have its sources, version {VERSION} has: restore '
-            f'it, and save it again'
-        )
     walk = _Walk()
     try:
         if 'step' in own:

@@ -91,7 +91,7 @@ class Packing(Holding):
         self._base: dict[str, Any] = {'offsets': [0] * len(self._features), 'document': 0, 'rows': 0}
         self._row = 0  # the next row of all shards
         # The values of each feature in all rows before some rows: the last one up to the next row for which they are
-        # known, and later ones. None are after a state of an earlier release.
+        # known, and later ones. None are after a state that does not have them, as of a host that shares rows.
         self._values: dict[int, list[int]] = {0: [0] * len(self._features)}
         self._place: int | None = None  # of the next row of this host from there on, if a mix decides it
         self._rows: list[list[Segment]] | None = None  # of the pack; None until it is computed
