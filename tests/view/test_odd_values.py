@@ -184,7 +184,7 @@ def test_image_or_video_for_which_memory_is_short_is_not_damaged(kind, tmp_path,
     with granular.DatasetWriter(tmp_path / 'ds', {'x': kind}, granular.encoders) as writer:
         writer.append({'x': value})
 
-    def short(*args):
+    def short(*args, **options):
         raise MemoryError
 
     monkeypatch.setattr('PIL.Image.Image.thumbnail', short)

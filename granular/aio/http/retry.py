@@ -172,7 +172,7 @@ class Attempts:
         self._row += 1
         self._sent += 1
         if isinstance(error, RecoverableError):
-            self._traffic.replied(time.monotonic())
+            self._traffic.answered = time.monotonic()
             if error.kind in self._recovered or not await self._recover(error.kind, error.detail):
                 return error.error
             self._recovered.add(error.kind)
