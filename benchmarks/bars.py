@@ -123,10 +123,10 @@ def child(command: Sequence[str], core: int | None = CORE, **more: Any) -> dict[
 
 def machine() -> str:
     """Describe the machine and the date."""
-    models = re.findall(r'model name\s*: (.*)', pathlib.Path('/proc/cpuinfo').read_text())
     day = datetime.datetime.now(tz=datetime.UTC).date()
-    model = models[0] if models else platform.processor()
-    return f'{day}, {os.cpu_count()} cores of {model}, Linux {platform.release()}, Python {platform.python_version()}'
+    return (
+        f'{day}, {os.cpu_count()} cores of {_model()}, Linux {platform.release()}, Python {platform.python_version()}'
+    )
 
 
 def _escaped(name: str) -> str:
@@ -189,11 +189,11 @@ def _headline(rows: Iterable[str]) -> str:
             rivals[name.split(',')[0]] = float(figure)
             rate = details.removeprefix('**missed** ').split('/s')[0]
     return (
-        f'From a server that answers after 25 ms, one process reads {rate} shuffled records of 100 kB per second: '
-        f'{rivals["wrk -t1 -c256"]:.2f} times\nthe throughput of wrk, a load generator in C, with 256 connections, '
-        f'{rivals["obstore"]:.2f} times that of obstore,\n'
+        f'From a server that answers after 25 ms, one process on {os.cpu_count()} cores of {_model()} reads {rate} '
+        f'shuffled records of 100 kB\nper second from one shard: {rivals["wrk -t1 -c256"]:.2f} times the throughput of '
+        f'wrk, a load generator in C, with 256 connections,\n{rivals["obstore"]:.2f} times that of obstore, '
         f'{rivals["granular 0.24.2 Loader"]:.0f} times that of granular 0.24 with 32 workers, '
-        f'{rivals["webdataset"]:.1f} times that of webdataset with four\n([all figures](docs/performance.md)).'
+        f'{rivals["webdataset"]:.1f} times that of webdataset with\nfour ([all figures](docs/performance.md)).'
     )
 
 
@@ -247,3 +247,8 @@ def _bars(table: Table, axes: Any) -> None:
     axes.bar_label(drawn, [format_figure(value, 4) for value in values], padding=3, fontsize=8)
     axes.set_xlabel(table.unit, fontsize=9)
     axes.margins(x=0.14)
+
+
+def _model() -> str:
+    models = re.findall(r'model name\s*: (.*)', pathlib.Path('/proc/cpuinfo').read_text())
+    return models[0] if models else platform.processor()
