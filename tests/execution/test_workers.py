@@ -296,7 +296,7 @@ def test_stream_continues_after_a_worker_failure(death, count, held):
             with pytest.raises(kind, match=message):
                 list(iterator)
             assert iterator.get_state()['state'] <= 150
-        iterator.set_state({'version': 3, 'state': 151})
+        iterator.set_state({'version': 5, 'state': 151})
         assert list(iterator) == list(range(151, 200))
         workers = [child for child in psutil.Process().children(recursive=True) if child not in children]
     assert not psutil.wait_procs(workers, timeout=60)[1]
@@ -525,7 +525,7 @@ def streams(method):
     workers = granular.MultiprocessingOptions(int(method is not None), start_method=method or 'spawn')
     with iter(dataset.to_iter_dataset().mp_prefetch(workers)) as iterator:
         for step in range(1, len(dataset)):
-            iterator.set_state({'version': 3, 'state': step})
+            iterator.set_state({'version': 5, 'state': step})
             yield from outcome(iterator)
 
 def outcome(items):
@@ -687,6 +687,41 @@ def main():
 if __name__ == '__main__':
     main()
 """
+
+
+class Stop(BaseException):
+    """What the handler of a signal raises."""
+
+
+@pytest.mark.filterwarnings('ignore:.*never awaited')  # of coroutines that an interrupt found before their start
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_batches_behind_an_interrupted_one_come_once():
+    """A program that catches an interrupt, and leaves out the batch that it did not get, reads all others."""
+
+    def stop(*args):
+        raise Stop
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    interrupts, wrong, numbers = 0, [], MapDataset.range(100_000).map(lambda i: {'i': i})
+    try:
+        with granular.Loader(numbers, 1, workers=2, mp='fork', prefetch=4) as loader:
+            next(loader)
+            while interrupts < 150:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.0005 + interrupts % 7 * 0.0003)
+                    while True:
+                        next(loader)
+                except Stop:
+                    interrupts += 1
+                position = loader.get_next_index() + 1
+                loader.set_next_index(position)
+                found = [int(next(loader)['i'][0]) for _ in range(6)]
+                if found != list(range(position, position + 6)):
+                    wrong.append((position, found))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert wrong == []
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_invalid_state_leaves_the_iterator_unchanged():
         result = [next(iterator) for _ in range(5)]
         state = iterator.get_state()
         with pytest.raises(granular.errors.StateError):
-            iterator.set_state({'version': 3, 'state': {'parents': [{'parent': 9, 'place': 0}, 'none'], 'count': 0}})
+            iterator.set_state({'version': 5, 'state': {'parents': [{'parent': 9, 'place': 0}, 'none'], 'count': 0}})
         assert iterator.get_state() == state
         result += [next(iterator) for _ in range(3)]
     assert result == [0, 0, 0, 1, 1, 2, 1, 3]

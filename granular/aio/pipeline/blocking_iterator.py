@@ -65,7 +65,7 @@ class DatasetIterator(CursorHandle, Closing, Iterator[Element_co]):
         exclusively(cursor, lambda: run(cursor.seek(index)))
 
     def indices(self, steps: ArrayLike) -> Origins:
-        return traced_elements(self._cursor_for('indices').stream, steps)
+        return traced_elements(self._cursor_for('indices').numbered(), steps)
 
     def set_prefetch_buffer_size(self, buffer_size: int) -> None:
         cursor = self._cursor_for('set_prefetch_buffer_size')

@@ -15,7 +15,7 @@ from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.origins import Origins, Traceable, traced_elements
 from granular.aio.pipeline.position import VERSION, check_plain, check_version, restoring
 from granular.aio.pipeline.streams.flow import restore_checked
-from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.streams.stream import RenumberedError, Stream
 from granular.aio.pipeline.streams.tracing import Tracing, trace_of, traced
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
@@ -54,8 +54,20 @@ class StreamCursor(Cursor):
     def next_index(self) -> int:
         return self.stream.index_of(self.get_state()['state'])
 
+    def numbered(self) -> Stream:
+        """Return the stream, whose elements have the numbers that they have from its start; raise ``StateError`` if
+        others were taken, because it resumed with other weights.
+        """
+        try:
+            self.next_index()
+        except RenumberedError as error:
+            raise StateError(str(error)) from None
+        except StateError:  # between two elements
+            pass
+        return self.stream
+
     async def seek(self, index: int) -> None:
-        length = self.stream.length()
+        length = self.numbered().length()
         index = check_integer('index', index, 0)
         if index > length:
             raise OutOfRangeError(f'index {index} is out of range: the stream has {counted(length, "element")}')
@@ -178,6 +190,7 @@ class CursorHandle(Traceable):
 
         Raises:
           InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
+          StateError: if a mix resumed with other streams, weights or shards, after which its elements have none.
           OutOfRangeError: if there is no such element.
         """
 
@@ -190,6 +203,7 @@ class CursorHandle(Traceable):
 
         Raises:
           InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
+          StateError: if a mix resumed with other streams, weights or shards, after which its elements have none.
           OutOfRangeError: if there is no such element.
         """
 
@@ -281,7 +295,7 @@ class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
         await self._cursor.seek(index)
 
     async def indices(self, steps: ArrayLike) -> Origins:
-        return await offload(traced_elements, self._cursor.stream, steps)
+        return await offload(traced_elements, self._cursor.numbered(), steps)
 
     async def set_prefetch_buffer_size(self, buffer_size: int) -> None:
         await self._cursor.set_prefetch(buffer_size)

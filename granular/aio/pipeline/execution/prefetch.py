@@ -40,10 +40,11 @@ NOT_READY: Final = object()
 class Item(abc.ABC, Generic[T]):
     """An item that is computed, or ready."""
 
-    __slots__ = ('position', 'value')
+    __slots__ = ('following', 'position', 'value')
 
     def __init__(self, position: int) -> None:
         self.position = position
+        self.following = position  # the position after it, once it is among those that are computed ahead
         self.value: Any = NOT_READY  # until it is ready, and if it fails
 
     @property
@@ -289,6 +290,8 @@ class Prefetch(Generic[T]):
             value = await self._wait(item) if item.value is NOT_READY else item.value
             if self._is_next(item):
                 self._items.popleft()
+                if self._ask_for is not None and not self._items:
+                    self._frontier = item.following
                 self.begin()
                 return value
             # The position was changed in the meantime.
@@ -312,7 +315,9 @@ class Prefetch(Generic[T]):
             self._items.appendleft(taken)
             return NOT_READY
         if self._ask_for is not None:
-            if self._items and not self._closed:  # otherwise the consumer may continue elsewhere
+            if not self._items:
+                self._frontier = taken.following  # which an interrupt may have left behind
+            elif not self._closed:  # otherwise the consumer may continue elsewhere
                 self._start_items(self._ask_for, False)
         elif self._loop is not None:
             try:  # noqa: SIM105 - twice as fast, for each item
@@ -381,6 +386,8 @@ class Prefetch(Generic[T]):
         Only who has the turn to take an item calls it, so that two threads never do at a time.
         """
         while len(self._items) <= self.depth:
+            if ask is not None and self._items:
+                self._frontier = self._items[-1].following  # which an interrupt may have left behind
             position = self._frontier
             count = max(1, min(self.most, self._begun))
             if self.stop is not None:
@@ -392,8 +399,9 @@ class Prefetch(Generic[T]):
                 if not computes:
                     return
                 item = _Computed(start_task(self._run(position, count)), position)
+            item.following = position + count * self._stride
             self._items.append(item)
-            self._frontier = position + count * self._stride  # last: without items, it is the position
+            self._frontier = item.following  # last: without items, it is the position
             self._begun += count
 
     async def seek(self, position: int) -> None:

@@ -171,16 +171,17 @@ class Receiver:
         return _load(head, owner, sent.sizes)
 
     def unused(self) -> list[tuple[int, bool]]:
-        """Return the items of which no array is left, and whether their memory may be used again. Each comes once, but
-        for calls at the same time.
+        """Return the items of which no array is left, and whether their memory may be used again.
 
         It may not if this process forked while there were arrays: the child still has them.
         """
         unused = [(item, made) for item, (owner, made, _) in list(self._items.items()) if owner() is None]
-        found = [(item, 0 <= made == last_fork()) for item, made in unused]
-        for item, _ in found:
+        return [(item, 0 <= made == last_fork()) for item, made in unused]
+
+    def forget(self, items: Iterable[tuple[int, bool]]) -> None:
+        """Forget unused items, of which the sender was told. It may be told twice, as after an interrupt."""
+        for item, _ in items:
             self._items.pop(item, None)
-        return found
 
 
 def _load(head: bytes, memory: Any, sizes: Sequence[int]) -> Any:

@@ -238,7 +238,12 @@ class _Outbox:
                     self.thread = thread
 
     def _send(self, message: _Message | None) -> None:
-        self._pipe.send(None if message is None else (*message, self._memory.unused()))
+        if message is None:
+            self._pipe.send(None)
+            return
+        unused = self._memory.unused()
+        self._pipe.send((*message, unused))
+        self._memory.forget(unused)
 
     def withdraw(self, number: int) -> bool:
         """Remove the message with this number. Return False if it was sent, or is being sent."""
@@ -258,7 +263,7 @@ class _Outbox:
                 message = self._unsent[0]
             try:
                 self._send(message)
-            except (OSError, ValueError):  # the process has ended: its reader thread reports that
+            except (OSError, ValueError, TypeError):  # the process has ended, which its reader thread reports; or close
                 return
             except MemoryError:  # the message may be half sent, and those after it cannot be read
                 self._process.kill()
@@ -381,7 +386,8 @@ class _Worker:
                 return None
         except BaseException as error:
             self._pending.pop(number, None)
-            if isinstance(error, OSError):
+            # A pipe that a handler of a signal closes meanwhile raises anything.
+            if isinstance(error, OSError) or (self._stopped and isinstance(error, Exception)):
                 return None
             raise
         if self.dead and self._pending.pop(number, None) is not None:  # it is not among those that have failed

@@ -18,7 +18,7 @@ from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import EARLIER, FREE, RestoreRules
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.packing import Packing
-from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.streams.stream import RenumberedError, Stream
 from granular.aio.runtime.threads import offload
 from granular.changes import Added, Removed, declaration
 from granular.errors import DatapointError, StateError
@@ -133,11 +133,15 @@ class Mixed(Stream):
         self.length()
         index = cast(int, state['count'])
         counts = turns_before(index, self._weights)
-        numbers = self._indices_of(state['parents'])
+        try:
+            numbers = self._indices_of(state['parents'])
+        except StateError as error:
+            raise RenumberedError(f'{self.describe()}: {error}') from None
         if numbers != counts:
-            raise StateError(
+            raise RenumberedError(
                 f'{self.describe()}: elements have no index since the mix resumed at element {index} with other '
-                f'streams, weights or shards: expected elements {counts} of the streams next, got {numbers}'
+                f'streams, weights or shards: expected elements {counts} of the streams next, got {numbers}: to leave '
+                f'out the next ones, take them'
             )
         return index
 

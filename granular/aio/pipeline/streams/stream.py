@@ -20,6 +20,10 @@ from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOpti
 from granular.errors import InvalidArgumentError, StateError
 
 
+class RenumberedError(StateError):
+    """The elements before a state are not those that have the numbers before the next one."""
+
+
 class Stream(Stage):
     """A stage of an IterDataset."""
 
