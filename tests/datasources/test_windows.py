@@ -371,6 +371,8 @@ def test_the_order_of_windows_is_that_of_any_dataset(tmp_path):
         ({'state': (0, 1, 2)}, {}, InvalidArgumentError, r'expected a pair \(start, stop\)'),
         ({'state': False}, {}, InvalidArgumentError, "windows: 'state': expected an integer"),
         ({'state': [0.5]}, {}, InvalidArgumentError, "windows: 'state': seconds need fps="),
+        ({'state': (-0.5, 0.5)}, {'fps': 10}, InvalidArgumentError, r'expected steps, got .*: seconds need a list'),
+        ({'state': 1.6}, {'fps': 10}, InvalidArgumentError, 'expected a number of steps, got 1.6: seconds need a list'),
         ({'state': [0.25]}, {'fps': 10}, InvalidArgumentError, '0.25 seconds are 2.5 steps at 10 in a second'),
         ({'state': 1}, {'fps': 0}, InvalidArgumentError, 'fps: expected a number > 0'),
         ({'state': 1}, {'stride': 0}, InvalidArgumentError, 'stride: expected an integer >= 1, got 0'),

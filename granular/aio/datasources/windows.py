@@ -43,6 +43,7 @@ Offsets = int | tuple[int, int] | Sequence[int] | Sequence[float] | Literal[True
 Border = Literal['pad', 'drop']
 
 _INEXACT: Final = 1e-4  # seconds between an offset and its step
+_SECONDS: Final = 'seconds need a list, such as [-0.5, 0.0]'
 _FARTHEST: Final = 1 << 30  # steps between a window and its values
 _MOST: Final = 1 << 26  # values of a key in a window
 _NUMBERS: Final = (np.ndarray, np.generic, int, float)
@@ -380,8 +381,12 @@ def _offsets_of(key: str, given: Any, fps: float | None) -> range | Ints | None:
     if isinstance(given, tuple):
         if len(given) != 2:
             raise InvalidArgumentError(f'windows: {key!r}: expected a pair (start, stop), got {given!r:.100}')
+        if any(isinstance(limit, float | np.floating) for limit in given):
+            raise InvalidArgumentError(f'windows: {key!r}: expected steps, got {given!r:.100}: {_SECONDS}')
         start, stop = (check_integer(f'windows: {key!r}', limit, -_FARTHEST, _FARTHEST) for limit in given)
         offsets = range(start, stop)
+    elif isinstance(given, float | np.floating):
+        raise InvalidArgumentError(f'windows: {key!r}: expected a number of steps, got {given!r:.100}: {_SECONDS}')
     elif isinstance(given, int | np.integer) or not hasattr(given, '__len__'):
         offsets = range(check_integer(f'windows: {key!r}', given, 1, _FARTHEST))
     elif len(given) > _MOST:
