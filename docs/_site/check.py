@@ -34,7 +34,7 @@ SEARCHES = {
     'exif rotation': 'recipes/bad-images.html#exif-rotation',
     'resume after crash': 'pretraining.html#resume-after-a-crash',
     'wav files': 'images-clips-episodes.html#audio-windows',
-    'corpora ratio': 'pretraining.html#rows-weights-and-ranks',
+    'corpora ratio': 'pretraining.html',
     'backpressure': 'recipes/asyncio.html#backpressure-timeout-and-cancellation',
     'class imbalance': 'recipes/class-balance.html',
     'audio window': 'images-clips-episodes.html#audio-windows',
