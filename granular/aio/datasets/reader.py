@@ -411,19 +411,8 @@ def fields_read(reader: DatapointReader[Any]) -> list[Field]:
 
 async def fetch_stored(reader: DatapointReader[Any], indices: Any) -> list[Datapoint]:
     """Return datapoints of an open reader with their records as they are stored, whatever its decoders are."""
-    columns = await fetch_records(reader, indices, list(reader._first.spec))
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-async def fetch_records(reader: DatapointReader[Any], indices: Any, keys: Collection[str]) -> dict[str, list[Any]]:
-    """Return the records of datapoints of an open reader as they are stored, by key: of a sequence, lists of them."""
-    wanted = [choice for choice in reader._first.choices if choice.field.key in keys]
-    choices = [choice._replace(field=choice.field._replace(fn=raw, light=True)) for choice in wanted]
-    positions = indices_of(indices, len(reader), reader._name)
-    if not choices or not len(positions):
-        return {choice.field.key: [] for choice in choices}
-    values, order = await reader._read(positions, choices)
-    return {c.field.key: _reorder(column, order) for c, column in zip(choices, values, strict=True)}
+    choices = [choice._replace(field=choice.field._replace(fn=raw, light=True)) for choice in reader._first.choices]
+    return await reader._read_rows(indices_of(indices, len(reader), reader._name), choices)
 
 
 async def fetch_buffers(
