@@ -151,6 +151,20 @@ def test_excluded_datapoints_come_no_more():
     assert 'holds a window back' in refusal(stream(3).window_shuffle(4, 1), window, [excluded])
 
 
+def test_nothing_that_is_excluded_is_no_stage():
+    with_none = corpus().exclude([]).shuffle(1).to_iter_dataset()
+    assert ids(with_none) == ids(corpus().shuffle(1).to_iter_dataset())
+    _, state = saved_after(with_none, 7)
+    former = {**state, 'pipeline': list(state['pipeline'])}
+    former['pipeline'].insert(1, {'stage': 'exclude', 'excluded': '0 indices, CRC32C 00000000'})
+    for saved in (state, former):
+        with iter(with_none) as iterator:
+            iterator.set_state(saved)
+            assert ids(iterator) == ids(with_none)[7:]
+    planned = corpus().exclude([]).shuffle(1).pack({'tokens': 16}, sizes=[i % 13 + 1 for i in range(30)])
+    assert sum(len(row['tokens_positions']) for row in planned) == 16 * len(planned)
+
+
 def test_excluded_documents_that_a_pack_holds_are_refused_and_others_leave_its_rows():
     def rows(*excluded):
         dataset = corpus().exclude(excluded) if excluded else corpus()
