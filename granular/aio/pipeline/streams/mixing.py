@@ -278,11 +278,13 @@ class _SharedRows:
         """Return the row of this host in a step, or ``END``."""
         self._packs[step.owner].set_place(step.place)
         row = await self._mixed[step.owner].next()
-        moves = [(self._packs[i], count) for i, count in step.moves.items()]
-        if row is END or (self._whole and not all([await pack.has(count) for pack, count in moves])):
+        if row is END:
             return END
-        for pack, moved in moves:
-            pack.advance(moved)
+        moves = [(pack := self._packs[i], count, await pack.has(count)) for i, count in step.moves.items()]
+        if self._whole and not all(is_complete for _, _, is_complete in moves):
+            return END
+        for pack, count, is_complete in moves:
+            pack.advance(count if is_complete else 0)
         return row
 
     def _planned(self, count: int) -> 'list[_Step]':
