@@ -8,6 +8,7 @@ import itertools
 import multiprocessing
 import multiprocessing.resource_tracker
 import os
+import pickle
 import select
 import signal
 import sys
@@ -101,14 +102,12 @@ class Workers:
             raise ClosedError('the workers are closed')
         return await self._workers[number].compute(position)
 
-    def ask(self, position: int, count: int, at_once: bool) -> 'Request | None':
-        """Ask the next worker for an item, in any thread; return None if ``compute`` must start or replace it first, or
-        if it cannot be asked ``at_once``: without waiting for anything, wherever an interrupt comes.
-        """
+    def ask(self, position: int, count: int) -> 'Request | None':
+        """Ask the next worker for an item; return None if ``compute`` must start or replace it first."""
         workers = self._workers
         if self._closed or not workers:
             return None
-        request = workers[self._turn % self._count].ask((position, count), at_once)
+        request = workers[self._turn % self._count].ask((position, count))
         if request is not None:
             self._turn += 1
         return request
@@ -208,21 +207,9 @@ class _Outbox:
         self._memory = memory
         self._lock = threading.Lock()
         self._unsent: collections.deque[_Message | None] = collections.deque()  # the first is being sent
-        self._poll, self._own_poll = select.poll(), select.poll()  # two, as each is used by one thread at a time
+        self._poll = select.poll()
         self._poll.register(pipe.fileno(), select.POLLOUT)
-        self._own_poll.register(pipe.fileno(), select.POLLOUT)
         self.thread: threading.Thread | None = None
-
-    def send_at_once(self, message: _Message) -> bool:
-        """Send a message without the lock, if there is room; return whether it was sent.
-
-        One thread at a time calls it. What another one sends meanwhile is not mixed with it, as a small message is
-        written by one call of the system.
-        """
-        if self._unsent or not self._own_poll.poll(0):
-            return False
-        self._send(message)
-        return True
 
     def send(self, message: _Message | None) -> None:
         """Send a message, at once or later; raise ``OSError`` if the process has ended."""
@@ -238,11 +225,12 @@ class _Outbox:
                     self.thread = thread
 
     def _send(self, message: _Message | None) -> None:
+        # Pickled here, as a pipe would make a pickler of its own for each message, which takes 0.2 ms after a pause.
         if message is None:
-            self._pipe.send(None)
+            self._pipe.send_bytes(pickle.dumps(None))
             return
         unused = self._memory.unused()
-        self._pipe.send((*message, unused))
+        self._pipe.send_bytes(pickle.dumps((*message, unused)))
         self._memory.forget(unused)
 
     def withdraw(self, number: int) -> bool:
@@ -371,19 +359,15 @@ class _Worker:
         )
         start_thread(self._thread)
 
-    def ask(self, position: tuple[int, ...], at_once: bool) -> Request | None:
-        """Ask for an item, in any thread; return None if the process has ended, or cannot be asked ``at_once``."""
+    def ask(self, position: tuple[int, ...]) -> Request | None:
+        """Ask for an item; return None if the process has ended."""
         if self._stopped or self.dead:
             return None
         number = next(self._numbers)
         message = number, position, timing.on
         request = self._pending[number] = Request(self, number, position)
         try:
-            if not at_once:
-                self._outbox.send(message)
-            elif not self._outbox.send_at_once(message):
-                self._pending.pop(number, None)
-                return None
+            self._outbox.send(message)
         except BaseException as error:
             self._pending.pop(number, None)
             # A pipe that a handler of a signal closes meanwhile raises anything.
@@ -395,7 +379,7 @@ class _Worker:
         return request
 
     async def compute(self, position: tuple[int, ...]) -> Any:
-        if (request := self.ask(position, False)) is None:
+        if (request := self.ask(position)) is None:
             raise self._obituary(position)
         try:
             return await request.result()
