@@ -280,10 +280,11 @@ class _SharedRows:
         row = await self._mixed[step.owner].next()
         if row is END:
             return END
-        moves = [(pack := self._packs[i], count, await pack.has(count)) for i, count in step.moves.items()]
-        if self._whole and not all(is_complete for _, _, is_complete in moves):
+        moves = [(self._packs[i], count) for i, count in step.moves.items()]
+        complete = [await pack.has(count) for pack, count in moves]
+        if self._whole and not all(complete):
             return END
-        for pack, count, is_complete in moves:
+        for (pack, count), is_complete in zip(moves, complete, strict=True):
             pack.advance(count if is_complete else 0)
         return row
 

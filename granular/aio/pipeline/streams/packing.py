@@ -136,8 +136,11 @@ class Packing(Holding):
         return element
 
     async def has(self, count: int) -> bool:
-        """Return whether there are so many rows from the position on, whose values are counted then; if there are not,
-        move the position to the end.
+        """Return whether there are so many rows from the position on; if there are not, move it behind the last one.
+
+        They are computed, and their values counted: hosts that take a round of rows come to the same state, behind the
+        last one. A change that is declared for a state, such as elements that are excluded, so begins with the same row
+        on all of them.
         """
         return await self._find(self._row + count - 1) is not None
 
