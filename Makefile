@@ -33,7 +33,7 @@ slow-list: test
 
 # The large tables of cases in full: otherwise tests run a cover of their pairs (tests/support/tables.py).
 test-full: export GRANULAR_FULL_TABLES = 1
-test-full: override ARGS += -m '' --timeout=3600
+test-full: override ARGS += -m '' --timeout=3600 -o faulthandler_timeout=4000
 test-full: test
 
 # Trainings that Lightning, Accelerate, the HF Trainer, torchdata, Ray Train and Orbax drive. Tests of one program share it.

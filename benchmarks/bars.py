@@ -53,11 +53,6 @@ class Table(NamedTuple):
         lines = [f'{who:<{width}}  {format_figure(value, 5):>12}  {note}' for who, value, note in self.rows]
         return '\n'.join([f'{self.title} ({self.unit})', *(f'  {line}' for line in lines)])
 
-    def markdown(self) -> str:
-        """Return the Markdown for docs/performance.md."""
-        rows = [f'| {_escaped(who)} | {format_figure(value, 5)} | {note} |' for who, value, note in self.rows]
-        return '\n'.join([f'| {self.title} | {self.unit} | |', '| --- | ---: | --- |', *rows])
-
 
 class Curves(NamedTuple):
     """Figures over a setting: a line for each condition."""
@@ -70,10 +65,6 @@ class Curves(NamedTuple):
     lines: Mapping[str, Sequence[float]]
 
     def __str__(self) -> str:
-        return self.markdown()
-
-    def markdown(self) -> str:
-        """Return the Markdown for docs/performance.md."""
         head = [f'| {self.title}, {self.unit} | {" | ".join(self.points)} |', f'| --- |{" ---: |" * len(self.points)}']
         lines = {name: ' | '.join(format_figure(value, 4) for value in line) for name, line in self.lines.items()}
         return '\n'.join([*head, *(f'| {name} | {figures} |' for name, figures in lines.items())])
@@ -135,12 +126,11 @@ def _escaped(name: str) -> str:
 
 
 def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
-    """Write the record of bars, the tables and missed bars of docs/performance.md, the plots, and the README.
+    """Write the record of bars, the missed bars of docs/performance.md, a plot for each table, and the README.
 
-    Bars that were not measured stay, with the day on which they were. A table without marks is a plot alone.
+    Bars that were not measured stay, with the day on which they were.
     """
     page = DOCS / 'performance.md'
-    text = page.read_text()
     record = RECORD.read_text()
     day = record[:10]
     rows = {
@@ -156,13 +146,10 @@ def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
     head = [f'{machine()}.', '', '| bar | figure | bound | details |', '| --- | ---: | --- | --- |']
     RECORD.write_text('\n'.join([*head, *rows.values(), '']))
     missed = [_brief(row) for row in rows.values() if '**missed**' in row]
-    text = _between(
-        text, 'bars', '\n'.join([*head[:2], '| missed bar | figure | bound |', '| --- | ---: | --- |', *missed])
-    )
+    shown = '\n'.join([*head[:2], '| missed bar | figure | bound |', '| --- | ---: | --- |', *missed])
+    page.write_text(_between(page.read_text(), 'bars', shown))
     for table in tables:
         plot(table)
-        text = _between(text, table.name, f'{table.markdown()}\n\n![{table.title}](plots/{table.name}.svg)')
-    page.write_text(text)
     readme = ROOT / 'README.md'
     readme.write_text(_between(readme.read_text(), 'figures', _headline(rows.values())))
 
@@ -199,8 +186,6 @@ def _headline(rows: Iterable[str]) -> str:
 
 def _between(text: str, name: str, content: str) -> str:
     begin, end = f'<!-- {name} -->', f'<!-- /{name} -->'
-    if begin not in text:
-        return text
     return text[: text.index(begin) + len(begin)] + f'\n{content}\n' + text[text.index(end) :]
 
 

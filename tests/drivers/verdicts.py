@@ -174,17 +174,16 @@ A refusal is followed by what its message tells the user to pass.
 
 
 def table() -> str:
-    """Return the table of docs/frameworks.md: for each driver, the loaders that are exact, and the other cases."""
-    lines = ['| framework | exact | as torch, or refused |', '| --- | --- | --- |']
+    """Return the table of docs/frameworks.md: for each driver, the loaders and cases that are not exact."""
+    lines = ['| framework | as torch, or refused |', '| --- | --- |']
     for driver in DRIVERS:
-        exact, inexact = [], []
+        inexact = []
         for kind in KINDS:
             by_verdict = collections.defaultdict(list)
             for case, what in SHOWN.get((driver, kind), {}).items():
                 by_verdict[what].append(case)
-            if (driver, kind) in SHOWN and AS_TORCH not in by_verdict:
-                exact.append(f'`{kind}`')
             for what, cases in by_verdict.items():
                 inexact.append(f'`{kind}` ({"; ".join(cases)}{"" if what == AS_TORCH else f": {what}"})')
-        lines.append(f'| {driver} | {", ".join(exact)} | {", ".join(inexact)} |')
+        if inexact:
+            lines.append(f'| {driver} | {", ".join(inexact)} |')
     return '\n'.join(lines) + '\n'

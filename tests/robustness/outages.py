@@ -1,4 +1,4 @@
-"""Outages of a store, for a minute: ``python -m tests.robustness.outages`` prints the table of docs/reliability.md.
+"""Outages of a store, for a minute: ``python -m tests.robustness.outages`` prints what each case lost.
 
 Each operation runs with the default settings through a proxy of its own, which is away from the middle of the operation
 on. A cell is what it lost or changed and what it did twice, or its error.

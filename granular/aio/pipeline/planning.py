@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from granular._support.indexing import Ints, sums_of
 
 POINTS: Final = 512  # classes, at most, by default; and sizes among which tops are chosen
-_FEWEST: Final = 64  # classes by default
-_IN_A_CLASS: Final = 200  # elements that are left in a class by default, so that an element has other companions
+_CLASSES: Final = 64, 200  # by default: for few elements, and with 1 % of padding
+_IN_A_CLASS: Final = 100, 250  # elements in a class, so that one has other companions: up to that padding, and for less
 _SCALE: Final = 1 << 10  # of square roots, which are rounded to integers
 _LARGEST: Final = 1 << 61
 
@@ -32,7 +32,9 @@ def ranges(starts: NDArray[Any], counts: Ints) -> Ints:
 
 def default_classes(elements: int, most: int = POINTS) -> int:
     """Return the number of classes that leaves enough elements in each, if there are many."""
-    return max(_FEWEST, min(most, elements // _IN_A_CLASS))
+    least, some = _CLASSES
+    few, many = _IN_A_CLASS
+    return max(least, min(some, elements // few), min(most, elements // many))
 
 
 def class_tops(values: Ints, counts: Ints, classes: int) -> Ints:

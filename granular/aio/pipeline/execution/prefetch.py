@@ -40,11 +40,10 @@ NOT_READY: Final = object()
 class Item(abc.ABC, Generic[T]):
     """An item that is computed, or ready."""
 
-    __slots__ = ('following', 'position', 'value')
+    __slots__ = ('position', 'value')
 
     def __init__(self, position: int) -> None:
         self.position = position
-        self.following = position  # the position after it, once it is among those that are computed ahead
         self.value: Any = NOT_READY  # until it is ready, and if it fails
 
     @property
@@ -152,8 +151,7 @@ class Prefetch(Generic[T]):
 
     Args:
       compute: computes the item for a position and a count.
-      ask: asks another process for that item, in any thread; returns None if it must be computed. With True as a third
-        argument, it waits for nothing, and an interrupt or a signal's handler may come anywhere.
+      ask: asks another process for that item, without waiting; returns None if it must be computed.
       stride: the step from one position to the next.
       weight: the number of datapoints in an item of one position.
       workers: the number of threads that decode and transform; with 1, functions are called one at a time.
@@ -164,7 +162,7 @@ class Prefetch(Generic[T]):
     def __init__(
         self,
         compute: Callable[[int, int], Coroutine[Any, Any, T]],
-        ask: Callable[[int, int, bool], Item[T] | None] | None,
+        ask: Callable[[int, int], Item[T] | None] | None,
         stride: int,
         weight: int,
         workers: int,
@@ -290,8 +288,6 @@ class Prefetch(Generic[T]):
             value = await self._wait(item) if item.value is NOT_READY else item.value
             if self._is_next(item):
                 self._items.popleft()
-                if self._ask_for is not None and not self._items:
-                    self._frontier = item.following
                 self.begin()
                 return value
             # The position was changed in the meantime.
@@ -314,12 +310,7 @@ class Prefetch(Generic[T]):
         if taken is not first:
             self._items.appendleft(taken)
             return NOT_READY
-        if self._ask_for is not None:
-            if not self._items:
-                self._frontier = taken.following  # which an interrupt may have left behind
-            elif not self._closed:  # otherwise the consumer may continue elsewhere
-                self._start_items(self._ask_for, False)
-        elif self._loop is not None:
+        if self._loop is not None:
             try:  # noqa: SIM105 - twice as fast, for each item
                 self._loop.call_soon_threadsafe(self._begin_more)
             except RuntimeError:  # the loop is closed
@@ -377,31 +368,16 @@ class Prefetch(Generic[T]):
         """Start the items that are due and not in progress. Requires a running loop."""
         self.loop_cpu += self._loop_clock.elapsed()
         self._loop = asyncio.get_running_loop()
-        self._start_items(self._ask_for, True)
-
-    def _start_items(self, ask: Callable[[int, int, bool], Item[T] | None] | None, computes: bool) -> None:
-        """Start the items that are due; unless they may be computed, those that another process can be asked for at
-        once: an interrupt may come anywhere, after which the consumer seeks the item that it did not get.
-
-        Only who has the turn to take an item calls it, so that two threads never do at a time.
-        """
         while len(self._items) <= self.depth:
-            if ask is not None and self._items:
-                self._frontier = self._items[-1].following  # which an interrupt may have left behind
             position = self._frontier
             count = max(1, min(self.most, self._begun))
             if self.stop is not None:
                 if position >= self.stop:
                     return
                 count = min(count, -(-(self.stop - position) // self._stride))
-            item = None if ask is None else ask(position, count, not computes)
-            if item is None:
-                if not computes:
-                    return
-                item = _Computed(start_task(self._run(position, count)), position)
-            item.following = position + count * self._stride
-            self._items.append(item)
-            self._frontier = item.following  # last: without items, it is the position
+            item = None if self._ask_for is None else self._ask_for(position, count)
+            self._items.append(item or _Computed(start_task(self._run(position, count)), position))
+            self._frontier = position + count * self._stride  # last: without items, it is the position
             self._begun += count
 
     async def seek(self, position: int) -> None:

@@ -142,19 +142,15 @@ class Worker:
         )
         start_thread(self._thread)
 
-    def ask(self, position: tuple[int, ...], at_once: bool) -> Request | None:
-        """Ask for an item, in any thread; return None if the process has ended, or cannot be asked ``at_once``."""
+    def ask(self, position: tuple[int, ...]) -> Request | None:
+        """Ask for an item; return None if the process has ended."""
         if self._stopped or self.dead:
             return None
         number = next(self._numbers)
         message = number, position, timing.on
         request = self._pending[number] = Request(self, number, position)
         try:
-            if not at_once:
-                self._outbox.send(message)
-            elif not self._outbox.send_at_once(message):
-                self._pending.pop(number, None)
-                return None
+            self._outbox.send(message)
         except BaseException as error:
             self._pending.pop(number, None)
             # A pipe that a handler of a signal closes meanwhile raises anything.
@@ -166,7 +162,7 @@ class Worker:
         return request
 
     async def compute(self, position: tuple[int, ...]) -> Any:
-        if (request := self.ask(position, False)) is None:
+        if (request := self.ask(position)) is None:
             raise self._obituary(position)
         try:
             return await request.result()

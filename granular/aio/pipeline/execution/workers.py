@@ -74,14 +74,12 @@ class Workers:
             raise ClosedError('the workers are closed')
         return await self._workers[number].compute(position)
 
-    def ask(self, position: int, count: int, at_once: bool) -> Request | None:
-        """Ask the next worker for an item, in any thread; return None if ``compute`` must start or replace it first, or
-        if it cannot be asked ``at_once``: without waiting for anything, wherever an interrupt comes.
-        """
+    def ask(self, position: int, count: int) -> Request | None:
+        """Ask the next worker for an item; return None if ``compute`` must start or replace it first."""
         workers = self._workers
         if self._closed or not workers:
             return None
-        request = workers[self._turn % self._count].ask((position, count), at_once)
+        request = workers[self._turn % self._count].ask((position, count))
         if request is not None:
             self._turn += 1
         return request
