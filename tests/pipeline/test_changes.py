@@ -172,6 +172,45 @@ def test_excluded_documents_that_a_pack_holds_are_refused_and_others_leave_its_r
     assert outcomes == {'refused', 'continued'}
 
 
+@pytest.mark.parametrize('mixed', [False, True])
+@pytest.mark.parametrize('drop', [False, True])
+@pytest.mark.parametrize('change', ['excluded', 'length'])
+def test_hosts_that_share_rows_continue_as_one_does_each_from_its_own_state(change, drop, mixed):
+    def rows(shard, length=8, excluded=()):
+        def packed(name):
+            documents = corpus(name).exclude(excluded).repeat().to_iter_dataset()
+            return documents.pack({'tokens': length}, strategy='concat_then_split', shard_options=shard)
+
+        return IterDataset.mix({'web': packed('web'), 'books': packed('books')}, [3, 1]) if mixed else packed('web')
+
+    other = {'excluded': range(12, 30, 2)} if change == 'excluded' else {'length': 20}
+    declared = [changes.Excluded() if change == 'excluded' else changes.RowLength({'tokens': 20})]
+
+    def continuing(shard, state):
+        with iter(rows(shard, **other)) as iterator:
+            iterator.set_state(state, declared)
+            return [row['tokens'].tolist() for row in itertools.islice(iterator, 24 // shard.shard_count)]
+
+    continued = 0
+    for hosts, steps in itertools.product((2, 3, 4), range(1, 5)):
+        shards = [granular.ShardOptions(host, hosts, drop_remainder=drop) for host in range(hosts)]
+        own = [saved_after(rows(shard), steps)[1] for shard in shards]
+        try:
+            expected = continuing(granular.ShardOptions(0, 1), saved_after(rows(None), steps * hosts)[1])
+        except StateError:
+            for shard, state in zip(shards, own, strict=True):
+                with pytest.raises(StateError):
+                    continuing(shard, state)
+            continue
+        continued += 1
+        each = [continuing(shard, state) for shard, state in zip(shards, own, strict=True)]
+        assert [sorted(step) for step in zip(*each, strict=True)] == [
+            sorted(expected[i : i + hosts]) for i in range(0, 24, hosts)
+        ]
+        assert each == [continuing(shard, own[-1]) for shard in shards]
+    assert continued >= 6
+
+
 @pytest.mark.parametrize('drop', [False, True])
 def test_batches_of_a_dataset_continue_with_another_size(drop):
     def batches(size):

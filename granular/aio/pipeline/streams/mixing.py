@@ -278,8 +278,11 @@ class _SharedRows:
         """Return the row of this host in a step, or ``END``."""
         self._packs[step.owner].set_place(step.place)
         row = await self._mixed[step.owner].next()
+        if row is END:
+            return END
         moves = [(self._packs[i], count) for i, count in step.moves.items()]
-        if row is END or (self._whole and not all([await pack.has(count) for pack, count in moves])):
+        complete = [await pack.has(count) for pack, count in moves]
+        if self._whole and not all(complete):
             return END
         for pack, moved in moves:
             pack.advance(moved)

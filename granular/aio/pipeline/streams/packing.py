@@ -129,13 +129,17 @@ class Packing(Holding):
             return END
         element = self._build(row)
         if self._place is None:
-            if self.turns.whole and not await self.has(self.turns.stride):
+            if not await self.has(self.turns.stride) and self.turns.whole:
                 return END  # other hosts have no row in this round
             self.advance(self.turns.stride)
         return element
 
     async def has(self, count: int) -> bool:
-        """Return whether there are so many rows from the position on."""
+        """Return whether there are so many rows from the position on.
+
+        They are computed: hosts that take a round of rows come to the same state, behind the last one. A change that
+        is declared for a state, such as elements that are excluded, so begins with the same row on all of them.
+        """
         return await self._find(self._row + count - 1) is not None
 
     def advance(self, count: int) -> None:
