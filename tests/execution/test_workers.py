@@ -366,10 +366,12 @@ def test_stopped_worker_with_a_full_pipe_does_not_block_the_loop():
     ):
         first = pool.submit(next, loader)
         child = stopped_child()
-        while loader.stats()['in_flight'] < ahead:
-            time.sleep(0.01)
-        assert not granular.Path('memory://nowhere').exists()  # answered on the same loop
-        child.send_signal(signal.SIGCONT)
+        try:
+            while loader.stats()['in_flight'] < ahead:
+                time.sleep(0.01)
+            assert not granular.Path('memory://nowhere').exists()  # answered on the same loop
+        finally:
+            child.send_signal(signal.SIGCONT)
         assert first.result()['i'].tolist() == [0]
         assert [next(loader)['i'].item() for _ in range(ahead)] == list(range(1, ahead + 1))
 
