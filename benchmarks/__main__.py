@@ -1,6 +1,7 @@
 """Run the benchmarks: ``python -m benchmarks [--quick] [--only NAME ...] [--write]``."""
 
 import argparse
+import compileall
 import pathlib
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from benchmarks import (
     sharding,
     training,
 )  # fmt: skip
-from benchmarks.bars import Bar, Figures, machine, write
+from benchmarks.bars import ROOT, Bar, Figures, machine, write
 from benchmarks.data import Data
 from benchmarks.nginx import serving
 
@@ -62,6 +63,8 @@ def main() -> None:
     bars: list[Bar] = []
     tables: list[Figures] = []
     print(machine())
+    # As pip does: otherwise each process would compile it anew where PYTHONDONTWRITEBYTECODE is set.
+    compileall.compile_dir(ROOT / 'granular', quiet=1)
     with tempfile.TemporaryDirectory(prefix='granular-bench-') as temporary:
         folder = args.keep or pathlib.Path(temporary)
         data = Data(folder.resolve(), args.quick)

@@ -90,18 +90,14 @@ class Data:
         return self.records(f'local{size}', 200_000_000 // size * 2, size, size)
 
     def shards(self, layout: Any) -> pathlib.Path:
-        """1,000 shards of 20 datapoints, written one after the other as those of larger datasets are: minutes apart."""
+        """1,000 shards of 20 datapoints."""
 
         def write(target: pathlib.Path) -> None:
             writer = granular.ShardedDatasetWriter(target, SPEC, granular.encoders, shardlen=20, layout=layout)
             with writer:
                 for i in range(self.count(1000) * 20):
                     writer.append({'data': b'x' * 100, 'label': i, 'text': str(i)}, flush=False)
-            # With the same time they would have the same ETag in nginx: replies that repeat byte for byte are refused.
-            day_ago = time.time() - 86400
-            for i, shard in enumerate(sorted(target.iterdir())):
-                for file in shard.iterdir():
-                    os.utime(file, (day_ago + 60 * i,) * 2)
+            set_times_apart(target)
 
         return self.once(f'shards-{layout}', write)
 
@@ -138,6 +134,18 @@ class Data:
         beside.write_text(json.dumps(what))
         beside.replace(target)  # at once, as jobs of several processes may be the same
         return str(target)
+
+
+def set_times_apart(folder: pathlib.Path) -> None:
+    """Let the shards of a dataset be written minutes apart, as larger ones are.
+
+    With the same time and size, files have the same ETag in nginx, and replies that repeat byte for byte are refused.
+    """
+    shards = sorted(shard for shard in folder.iterdir() if shard.is_dir())
+    first = time.time() - 60 * len(shards)
+    for i, shard in enumerate(shards):
+        for file in shard.iterdir():
+            os.utime(file, (first + 60 * i,) * 2)
 
 
 def ranges_of(target: pathlib.Path, count: int, name: str = 'data.bag') -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 import granular
 from benchmarks.bars import Bar, Result, ratio
-from benchmarks.data import SPEC, Data
+from benchmarks.data import SPEC, Data, set_times_apart
 from benchmarks.nginx import Server
 from benchmarks.remote import INFLIGHT, in_turns, ours, table
 from granular.aio.bags.reader import bag_of
@@ -90,12 +90,10 @@ def _cost(data: Data, what: str, folder: str, files: int) -> float:
 
 
 def _rate(data: Data, server: Server, shards: int) -> float:
-    place, count = _write_values(data, shards), data.count(20_000)
+    place = _write_values(data, shards)
     if not (place / INDEX).exists():
         _index_as_served(place, f'{server.instant}/{place.name}')
-    return ours(
-        data, 'remote', module='sharding', url=f'{server.delayed}/{place.name}', shards=shards, batches=count // BATCH
-    )['rate']
+    return ours(data, 'remote', module='sharding', url=f'{server.delayed}/{place.name}', shards=shards)['rate']
 
 
 def _write_values(data: Data, shards: int) -> pathlib.Path:
@@ -108,6 +106,7 @@ def _write_values(data: Data, shards: int) -> pathlib.Path:
         ) as writer:
             for _ in range(RECORDS):
                 writer.append({'data': rng.bytes(4000)}, flush=False)
+        set_times_apart(target)
 
     return data.once(f'sharding-values-{shards}', write)
 
@@ -155,17 +154,17 @@ def cost(job: Job) -> dict[str, float]:
 
 
 def remote(job: Job) -> dict[str, float]:
-    """Measure the datapoints per second of the Loader from a server, once each shard was read."""
+    """Measure the datapoints per second of the Loader from a server, once each shard and connection was used."""
     path = granular.Path(job['url'], config=granular.IOConfig(concurrency=INFLIGHT))
     with (
         granular.ShardedDatasetReader(path, {'bytes': len}) as reader,
         granular.Loader(granular.sources.Epochs(reader, shuffle=True, seed=0), BATCH) as loader,
     ):
         reader.fetch(range(0, RECORDS, RECORDS // job['shards']))  # each shard is compared with the index once
-        next(loader)
-        started = time.perf_counter()
-        _drop(next(loader) for _ in range(job['batches']))
-        return {'rate': job['batches'] * BATCH / (time.perf_counter() - started)}
+        _drop(next(loader) for _ in range(4 * INFLIGHT // BATCH))
+        started, batches = time.perf_counter(), RECORDS // BATCH
+        _drop(next(loader) for _ in range(batches))
+        return {'rate': batches * BATCH / (time.perf_counter() - started)}
 
 
 def _best(read: Callable[[], object], count: int) -> float:

@@ -1,5 +1,6 @@
 """The index cache: datasets in buckets are reopened without requests."""
 
+import asyncio
 import itertools
 import logging
 import os
@@ -151,6 +152,25 @@ def test_replaced_dataset_is_at_most_one_error(cached, before, after, read, opti
         except ObjectChangedError:
             outcomes.append('ObjectChangedError')
     assert outcomes in ([True] * 3, ['ObjectChangedError', True, True])
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_concurrent_first_reads_share_one_check(cached, layout):
+    write(cached, layout=layout)
+    read(cached)
+
+    async def count(*reads):
+        counts = []
+        async with granular.aio.DatasetReader(cached.aio, granular.decoders) as reader:
+            for indices in reads:
+                before = granular.io_stats()['requests']
+                datapoints = await asyncio.gather(*map(reader.get, indices))
+                assert [datapoint['x'] for datapoint in datapoints] == list(indices)
+                counts.append(granular.io_stats()['requests'] - before)
+        return counts
+
+    first, second = asyncio.run(count([0], [1]))
+    assert asyncio.run(count(range(10), range(10))) == [first + 9 * second, 10 * second]
 
 
 def test_dataset_replaced_while_it_is_read_is_reopened(cached):

@@ -99,7 +99,11 @@ def test_rows_of_whole_documents_change_their_length_between_packs():
     taken, state = saved_after(rows(16).window_shuffle(4, 1), 2)
     assert 'holds a window back' in refusal(rows(40).window_shuffle(4, 1), state, declared)
     planned = [corpus().pack({'tokens': size}, sizes=[i % 13 + 1 for i in range(30)]) for size in (16, 40)]
-    assert 'changes=' not in refusal(planned[1].to_iter_dataset(), saved_after(planned[0].to_iter_dataset(), 3)[1])
+    state = saved_after(planned[0].to_iter_dataset(), 3)[1]
+    for resized in ([], declared):
+        message = refusal(planned[1].to_iter_dataset(), state, resized)
+        assert 'changes=' not in message
+        assert 'planned rows keep their length and documents, unlike those that pack of a stream makes' in message
 
 
 def test_a_source_that_has_grown_has_its_new_datapoints_from_the_next_epoch_on():
@@ -169,6 +173,20 @@ def test_an_excluded_document_that_a_pack_holds_is_named_by_its_index_in_the_sou
         assert str(begun) in found[1].split(', ')
 
 
+def test_nothing_that_is_excluded_is_no_stage():
+    with_none = corpus().exclude([]).shuffle(1).to_iter_dataset()
+    assert ids(with_none) == ids(corpus().shuffle(1).to_iter_dataset())
+    _, state = saved_after(with_none, 7)
+    former = {**state, 'pipeline': list(state['pipeline'])}
+    former['pipeline'].insert(1, {'stage': 'exclude', 'excluded': '0 indices, CRC32C 00000000'})
+    for saved in (state, former):
+        with iter(with_none) as iterator:
+            iterator.set_state(saved)
+            assert ids(iterator) == ids(with_none)[7:]
+    planned = corpus().exclude([]).shuffle(1).pack({'tokens': 16}, sizes=[i % 13 + 1 for i in range(30)])
+    assert sum(len(row['tokens_positions']) for row in planned) == 16 * len(planned)
+
+
 def test_excluded_documents_that_a_pack_holds_are_refused_and_others_leave_its_rows():
     def rows(*excluded):
         dataset = corpus().exclude(excluded) if excluded else corpus()
@@ -189,6 +207,45 @@ def test_excluded_documents_that_a_pack_holds_are_refused_and_others_leave_its_r
         lost = set(range(801, 810)) - given
         assert tokens_of([*taken, *rest]) == [token for token in tokens_of(rows()) if token not in lost]
     assert outcomes == {'refused', 'continued'}
+
+
+@pytest.mark.parametrize('mixed', [False, True])
+@pytest.mark.parametrize('drop', [False, True])
+@pytest.mark.parametrize('change', ['excluded', 'length'])
+def test_hosts_that_share_rows_continue_as_one_does_each_from_its_own_state(change, drop, mixed):
+    def rows(shard, length=8, excluded=()):
+        def packed(name):
+            documents = corpus(name).exclude(excluded).repeat().to_iter_dataset()
+            return documents.pack({'tokens': length}, strategy='concat_then_split', shard_options=shard)
+
+        return IterDataset.mix({'web': packed('web'), 'books': packed('books')}, [3, 1]) if mixed else packed('web')
+
+    other = {'excluded': range(12, 30, 2)} if change == 'excluded' else {'length': 20}
+    declared = [changes.Excluded() if change == 'excluded' else changes.RowLength({'tokens': 20})]
+
+    def continuing(shard, state):
+        with iter(rows(shard, **other)) as iterator:
+            iterator.set_state(state, declared)
+            return [row['tokens'].tolist() for row in itertools.islice(iterator, 24 // shard.shard_count)]
+
+    continued = 0
+    for hosts, steps in itertools.product((2, 3, 4), range(1, 5)):
+        shards = [granular.ShardOptions(host, hosts, drop_remainder=drop) for host in range(hosts)]
+        own = [saved_after(rows(shard), steps)[1] for shard in shards]
+        try:
+            expected = continuing(granular.ShardOptions(0, 1), saved_after(rows(None), steps * hosts)[1])
+        except StateError:
+            for shard, state in zip(shards, own, strict=True):
+                with pytest.raises(StateError):
+                    continuing(shard, state)
+            continue
+        continued += 1
+        each = [continuing(shard, state) for shard, state in zip(shards, own, strict=True)]
+        assert [sorted(step) for step in zip(*each, strict=True)] == [
+            sorted(expected[i : i + hosts]) for i in range(0, 24, hosts)
+        ]
+        assert each == [continuing(shard, own[-1]) for shard in shards]
+    assert continued >= 6
 
 
 @pytest.mark.parametrize('drop', [False, True])

@@ -27,6 +27,7 @@ from granular._support.text import logger
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.http.reply import Reply
 from granular.aio.paths.path import Path
+from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.owner_only import open_file, open_folder
@@ -120,14 +121,23 @@ class Proof(abc.ABC):
     covers_tables = False
     """True if not even the limits and references in memory may be used before."""
 
+    def __init__(self) -> None:
+        self._taking = Lock()
+
     @property
     @abc.abstractmethod
     def is_missing(self) -> bool:
-        """True until it was taken."""
+        """True until a check has succeeded."""
+
+    async def take(self) -> None:
+        """Take the proof, by one check for all reads that need it at the same time; raise as ``check``."""
+        async with self._taking.turn():
+            if self.is_missing:
+                await self.check()
 
     @abc.abstractmethod
-    async def take(self) -> None:
-        """Take the proof; raise ``ObjectChangedError`` if the folder is another one now."""
+    async def check(self) -> None:
+        """Compare the folder with the index; raise ``ObjectChangedError`` if it is another one now."""
 
     @abc.abstractmethod
     async def forget(self) -> None:
@@ -140,6 +150,7 @@ class SnapshotProof(Proof):
     def __init__(
         self, snapshot: Snapshot, directory: Path, folder: str, check: Callable[[], Coroutine[Any, Any, None]]
     ) -> None:
+        super().__init__()
         self.snapshot = snapshot
         self._directory = directory
         self._folder = folder
@@ -152,7 +163,7 @@ class SnapshotProof(Proof):
     async def forget(self) -> None:
         await self.snapshot.forget()
 
-    async def take(self) -> None:
+    async def check(self) -> None:
         try:
             await self._check()
         except (ObjectChangedError, NotFoundError) as error:
@@ -176,8 +187,8 @@ async def proven(proofs: Collection[Proof], reading: Coroutine[Any, Any, T]) -> 
             values: list[Any] = await gather([reading, *(proof.take() for proof in missing)])
             return cast(T, values[0])
         except GranularError:
-            # An outdated folder may be read in any odd way: the error is that it was replaced.
-            await gather([proof.take() for proof in missing])
+            # An outdated folder may be read in any odd way: the error is that it was replaced, maybe since the check.
+            await gather([proof.check() for proof in missing])
             raise
     except (ObjectChangedError, NotFoundError):
         for proof in proofs:

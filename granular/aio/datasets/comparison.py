@@ -51,7 +51,7 @@ class Compared(NamedTuple):
     moved: Mapping[int, Pins | None]
 
 
-_Files = Sequence[FileIdentity]
+_Files = tuple[FileIdentity, ...]
 """A bag, and its table if that is a file of its own."""
 
 _Look = Callable[[int, str], _Files]
@@ -81,14 +81,16 @@ async def compare(index: DatasetIndex, directory: Path) -> Compared:
 
 
 def _compare_files(index: DatasetIndex, key: str, count: int) -> tuple[Ints, Mapping[int, Pins | None]]:
+    root, has_tables = os.path.join(key, ''), index.has_tables
+
     def look(shard: int, bag: str) -> _Files:
-        stem = os.path.join(key, shard_name(shard), bag)
+        stem = f'{root}{shard_name(shard)}/{bag}'
         info = os.stat(f'{stem}.bag')
-        files = [FileIdentity(info.st_size, version_of(info), '', info.st_ctime_ns)]
-        if index.has_tables:
-            info = os.stat(f'{stem}.idx')
-            files.append(FileIdentity(info.st_size // LIMIT * LIMIT, None, '', info.st_ctime_ns))
-        return files
+        file = FileIdentity(info.st_size, version_of(info), '', info.st_ctime_ns)
+        if not has_tables:
+            return (file,)
+        info = os.stat(f'{stem}.idx')
+        return file, FileIdentity(info.st_size // LIMIT * LIMIT, None, '', info.st_ctime_ns)
 
     return _sort(index, min(len(index), count), look)
 
@@ -112,19 +114,21 @@ def _files_of(index: DatasetIndex, files: Mapping[str, FileIdentity], stem: str)
     found = [files.get(f'{stem}.{ending}') for ending in ('bag', 'idx')[: 1 + index.has_tables]]
     if None in found:
         raise FileNotFoundError
-    return [file for file in found if file is not None]
+    return tuple(file for file in found if file is not None)
 
 
 def _sort(index: DatasetIndex, count: int, look: _Look) -> tuple[Ints, Mapping[int, Pins | None]]:
     """Return which of the first shards were replaced, and which were moved."""
     replaced: list[int] = []
     moved: dict[int, Pins | None] = {}
-    for shard in range(count):
-        own = index.files(shard)
+    keys = index.keys
+    for shard, own in enumerate(index.files_of(0, count)):
         try:
-            found = [look(shard, bag) for bag in index.keys]
+            found = [look(shard, bag) for bag in keys]
         except OSError:
             replaced.append(shard)
+            continue
+        if own == found and all(file.modified > 0 for files in own for file in files):
             continue
         if _differ(own, found):
             replaced.append(shard)

@@ -1,5 +1,6 @@
 """Read the index file of a sharded dataset, which replaces opening its shards."""
 
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -260,15 +261,20 @@ class DatasetIndex(PackedTables):
 
     def files(self, shard: int) -> list[tuple[FileIdentity, ...]]:
         """Return the identity of each bag of a shard, and of its table behind it if that is a file of its own."""
-        first = shard * len(self.keys)
-        out: list[tuple[FileIdentity, ...]] = []
-        pins = self.directory.pins[first : first + len(self.keys)]
-        for row, pin in zip(self.directory.rows[shard].tolist(), pins, strict=True):
-            records, _, size, datasize, modified, table_modified, _ = row
-            bag = FileIdentity(datasize if self.has_tables else size, pin or None, '', modified)
-            table = FileIdentity(records * LIMIT, None, '', table_modified)
-            out.append((bag, table) if self.has_tables else (bag,))
-        return out
+        return self.files_of(shard, shard + 1)[0]
+
+    def files_of(self, first: int, last: int) -> list[list[tuple[FileIdentity, ...]]]:
+        """Return the result of ``files`` for each of the shards from ``first`` to the one before ``last``."""
+        count, rows = len(self.keys), self.directory.rows[first:last]
+        sizes = rows['datasize' if self.has_tables else 'size'].ravel().tolist()
+        pins = [pin or None for pin in self.directory.pins[first * count : last * count]]
+        files = [map(FileIdentity, sizes, pins, itertools.repeat(''), rows['modified'].ravel().tolist())]
+        if self.has_tables:
+            sizes = (rows['records'].ravel().astype(np.int64) * LIMIT).tolist()
+            none, times = itertools.repeat(None), rows['table_modified'].ravel().tolist()
+            files.append(map(FileIdentity, sizes, none, itertools.repeat(''), times))
+        bags = zip(*files, strict=True)
+        return [list(itertools.islice(bags, count)) for _ in range(len(rows))]
 
     def bag_sizes(self, shard: int) -> list[int]:
         """Return the bytes of each bag, without a table that is a file of its own."""

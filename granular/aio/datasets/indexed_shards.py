@@ -372,6 +372,7 @@ class _Comparison(Proof):
     covers_tables = True
 
     def __init__(self, shards: IndexedShards, position: int) -> None:
+        super().__init__()
         self._shards, self._position = shards, position
 
     @property
@@ -381,7 +382,7 @@ class _Comparison(Proof):
     async def forget(self) -> None:
         pass
 
-    async def take(self) -> None:
+    async def check(self) -> None:
         if await self._shards.find_replaced([self._position]):
             raise self._shards.outdated(
                 ObjectChangedError(f'{self._shards[self._position].name}: was replaced since it was opened')

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from granular.aio.http.connection import SCRATCH, Exchange
@@ -46,7 +47,8 @@ class Download(Exchange):
     """A byte range, received over as many replies as it takes.
 
     Args:
-      key, name: the object, and how errors name it.
+      key: the object.
+      named: returns the address of a key, by which errors name the object.
       start: the first byte, or, if negative, the number of bytes from the object's end.
       stop: the position after the last byte; None for the object's end.
       version: the version that the object must have; None for any, but then the same in every reply.
@@ -54,15 +56,15 @@ class Download(Exchange):
     """
 
     __slots__ = (
-        '_done', '_enough', '_filling', '_held', '_into', '_range', '_size', '_space', '_span', '_start', '_stop',
-        '_versions', 'batch', 'coding', 'data', 'has_slot', 'key', 'name', 'ranged', 'unproven', 'version', 'weight',
+        '_done', '_enough', '_filling', '_held', '_into', '_named', '_range', '_size', '_space', '_span', '_start',
+        '_stop', '_versions', 'batch', 'coding', 'data', 'has_slot', 'key', 'ranged', 'unproven', 'version', 'weight',
         'withdrawn',
     )  # fmt: skip
 
     def __init__(
         self,
         key: str,
-        name: str,
+        named: Callable[[str], str],
         start: int,
         stop: int | None,
         version: str | None,
@@ -71,7 +73,7 @@ class Download(Exchange):
     ) -> None:
         super().__init__()
         self.key = key
-        self.name = name
+        self._named = named
         self._start = start
         self._stop = stop
         self._versions, self._into = versions, into
@@ -93,6 +95,14 @@ class Download(Exchange):
         self._filling = False  # True if the current reply contains bytes of the span, not an error text
         self._span: tuple[int, int, int] | None = None  # first byte, end, size of the object; from the first reply
         self._enough: int | None = None  # bytes after which a whole object contains the requested range
+
+    @property
+    def name(self) -> str:
+        """The address of the object, for errors."""
+        return self._named(self.key)
+
+    def __str__(self) -> str:
+        return self.name
 
     # --- the plain case: one request, and the one reply that is expected
 
@@ -293,7 +303,7 @@ class Download(Exchange):
         if self._span is None:
             self._span = (first, behind, size)
             wanted = behind - first
-            self._space = blank(wanted, self.name) if self._into is None else self._into.part(0, wanted)
+            self._space = blank(wanted, self) if self._into is None else self._into.part(0, wanted)
         self.version, self._filling = version, True
         return self._space.view[self._done :]
 

@@ -91,7 +91,8 @@ class Transport:
         self._metrics = metrics = counters.store(root)
         self.pool: Pool = Pool(config, metrics, tls_verify)
         self.traffic: Traffic = Traffic(config, metrics, self.pool.throttled, self.pool.has_replied, self._ask)
-        self._read: tuple[Target, ...] = ()  # the last two objects, or lists of them, that were read
+        # The last two objects, or lists of them, that were read.
+        self._read: tuple[Target | None, Target | None] = (None, None)
         self._verifier = Verifier(self._send_read, self.versions)
 
     async def aclose(self) -> None:
@@ -200,15 +201,16 @@ class Transport:
 
     def note_read(self, target: Target) -> None:
         """Record an object, or a list of objects, that was read well."""
-        if not self._read or self._read[0] is not target:
-            self._read = (target, *[other for other in self._read if other.path != target.path][:1])
+        last, before = self._read
+        if last is not target:
+            self._read = target, before if last is not None and last.path == target.path else last
 
     async def _ask(self) -> bool:
         """Return whether the store replies to a request for one of the last two objects that were read.
 
         Of two, as the last one may be the object that fails.
         """
-        return any(await asyncio.gather(*map(self._answers_for, self._read)))
+        return any(await asyncio.gather(*(self._answers_for(target) for target in self._read if target is not None)))
 
     async def _answers_for(self, target: Target) -> bool:
         """Request a byte of an object; return whether the store replies soon, and not by its failure."""

@@ -94,4 +94,4 @@ class Verifier:
         raise BadReplyError(f'{name}: {len(data)} bytes came {detail}, but the object is not stored so')
 
     def _part(self, name: str, reply: Reply, start: int, stop: int) -> Download:
-        return Download('', name, start, stop, reply.version, self._versions)
+        return Download('', lambda _: name, start, stop, reply.version, self._versions)

@@ -160,8 +160,11 @@ def _reason(was: Line | None, now: Line | None) -> str:
         return ''
     if only_bytes_differ(was, now):
         return ' (with other bytes: if they are meant, set_next_index(step) continues without the state)'
-    mixes = all(line.text.startswith('mix of ') for line in (was, now))
-    return ' (weights may change in states of IterDataset.mix with names)' if mixes else ''
+    if all(line.text.startswith('mix of ') for line in (was, now)):
+        return ' (weights may change in states of IterDataset.mix with names)'
+    if all(line.text.startswith('pack(') and not line.arguments for line in (was, now)):
+        return ' (planned rows keep their length and documents, unlike those that pack of a stream makes)'
+    return ''
 
 
 def block_orders(stage: Any) -> list[str]:

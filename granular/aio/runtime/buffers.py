@@ -46,7 +46,7 @@ class Space(NamedTuple):
         return Space(self.owner, self.view[start:stop])
 
 
-def blank(size: int, name: str = '') -> Space:
+def blank(size: int, name: object = '') -> Space:
     """Return uninitialised bytes and a view through which to fill them, once, before other code gets them.
 
     This is how C code creates bytes: ``PyBytes_FromStringAndSize(NULL, size)``, which may be written to as long as no

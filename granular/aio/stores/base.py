@@ -7,7 +7,6 @@ import abc
 import contextlib
 import dataclasses
 import functools
-import itertools
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
@@ -133,12 +132,16 @@ class Spans(NamedTuple):
     def requests(self) -> list[Request]:
         """Return a request for each object that has ranges."""
         objects, owners, starts, stops = self
-        out, at = [], 0
-        for owner, group in itertools.groupby(owners):
-            end = at + sum(1 for _ in group)
+        out, last = [], -1
+        own_starts, own_stops = list[int](), list[int]()  # of the last request
+        for owner, start, stop in zip(owners, starts, stops, strict=True):
+            if owner == last:
+                own_starts.append(start)
+                own_stops.append(stop)
+                continue
             key, version, _ = objects[owner]
-            out.append(Request(key, starts[at:end], stops[at:end], version))
-            at = end
+            own_starts, own_stops, last = [start], [stop], owner
+            out.append(Request(key, own_starts, own_stops, version))
         return out
 
 

@@ -126,8 +126,8 @@ class Client(abc.ABC):
             self._renewing = None
 
     async def read(self, key: str, start: int, stop: int | None, version: str | None) -> Reply:
-        name, versions = self.store.url(key), self.transport.versions
-        return await self.transport.read(self, Download(key, name, start, stop, version, versions))
+        download = Download(key, self.store.url, start, stop, version, self.transport.versions)
+        return await self.transport.read(self, download)
 
 
 def _date(answer: Answer) -> float:
@@ -214,9 +214,9 @@ class RemoteStore(ClientStore[C]):
         self, client: C, key: str, start: int, stop: int, version: str | None, space: Space, largest: int = 0
     ) -> list[Download]:
         """Return the reads of a range that is larger than one request may be."""
-        name, versions = self.url(key), client.transport.versions
+        url, versions = self.url, client.transport.versions
         return [
-            Download(key, name, left, right, version, versions, space.part(left - start, right - start))
+            Download(key, url, left, right, version, versions, space.part(left - start, right - start))
             for left, right in ranges.split(start, stop, max(largest, self.merge.max_request))
         ]
 
@@ -232,28 +232,28 @@ class RemoteStore(ClientStore[C]):
 
     async def read_uncached(self, requests: Sequence[Request]) -> list[bytes]:
         client = await self.client()
-        largest, versions = self.merge.max_request, client.transport.versions
+        largest, url, versions = self.merge.max_request, self.url, client.transport.versions
         values: list[bytes] = []
         reads: list[Download] = []
         single: list[tuple[int, Download]] = []  # reads of whole ranges, with the indices of their values
-        unpinned: list[tuple[str, list[Download]]] = []  # the reads of each request that has no version
+        unpinned: list[list[Download]] = []  # the reads of each request that has no version
         for key, starts, stops, version in requests:
-            name, first = self.url(key), len(reads)
+            first = len(reads)
             for start, stop in zip(starts, stops, strict=True):
                 if stop - start <= largest:
-                    read = Download(key, name, start, stop, version, versions)
+                    read = Download(key, url, start, stop, version, versions)
                     single.append((len(values), read))
                     values.append(b'')
                     reads.append(read)
                 else:
-                    data, view = blank(stop - start, name)
+                    data, view = blank(stop - start, url(key))
                     values.append(data)
                     reads += self._parts(client, key, start, stop, version, Space(data, view))
-            if version is None:
-                unpinned.append((name, reads[first:]))
+            if version is None and len(starts):
+                unpinned.append(reads[first:])
         await Batch(client.transport, client, reads).run()
         for index, read in single:
             values[index] = read.data
-        for name, group in unpinned:
-            check_same(name, [read.version for read in group])
+        for group in unpinned:
+            check_same(group[0].name, [read.version for read in group])
         return values

@@ -279,11 +279,14 @@ class _SharedRows:
         """Return the row of this host in a step, or ``END``."""
         self._packs[step.owner].set_place(step.place)
         row = await self._mixed[step.owner].next()
-        moves = [(self._packs[i], count) for i, count in step.moves.items()]
-        if row is END or (self._whole and not all([await pack.has(count) for pack, count in moves])):
+        if row is END:
             return END
-        for pack, moved in moves:
-            pack.advance(moved)
+        moves = [(self._packs[i], count) for i, count in step.moves.items()]
+        complete = [await pack.has(count) for pack, count in moves]
+        if self._whole and not all(complete):
+            return END
+        for (pack, count), is_complete in zip(moves, complete, strict=True):
+            pack.advance(count if is_complete else 0)
         return row
 
     def _planned(self, count: int) -> 'list[_Step]':
