@@ -19,9 +19,7 @@ from pyarrow import parquet
 
 import granular
 from granular import cli
-from granular._support.lru import LRU
-from granular.aio.runtime import replied
-from tests.support import slow
+from tests.support import seams, slow
 from tests.support.hub import HubServer
 from tests.support.interpreters import Interpreter
 from tests.support.oracles import KappaData, Megatron, Oracle
@@ -154,7 +152,7 @@ def hermetic() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget which servers have replied: those of this test may have the ports of earlier ones, and no outage."""
-    monkeypatch.setattr(replied, 'known', LRU(4096))
+    seams.forget_servers(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import pytest
 
 import granular
 from granular import shuffle, sources
-from granular._support.indexing import check_integer
 from granular.errors import DecodeError, InvalidArgumentError, OutOfRangeError, StoreError
 
 dataset = granular.MapDataset.source(range(10))
@@ -32,14 +31,14 @@ ARGUMENTS = {
 
 @pytest.mark.parametrize('value', [-1, 1.0, '1', True, None])
 def test_a_checked_integer_is_within_its_limits_and_not_a_bool(value):
-    with pytest.raises(InvalidArgumentError, match=rf'^size: expected an integer >= 0, got {value!r}$'):
-        check_integer('size', value, 0)
+    with pytest.raises(InvalidArgumentError, match=rf'^num_threads: expected an integer >= 0, got {value!r}$'):
+        granular.ReadOptions(num_threads=value)
 
 
 def test_a_checked_integer_is_returned_as_an_int():
-    assert type(check_integer('size', np.uint8(3), 1, 3)) is int
-    with pytest.raises(InvalidArgumentError, match=r'^size: expected an integer from 1 to 3, got 4$'):
-        check_integer('size', 4, 1, 3)
+    assert type(granular.ReadOptions(num_threads=np.uint8(3)).num_threads) is int
+    with pytest.raises(InvalidArgumentError, match=r'^shard_index: expected an integer from 0 to 2, got 3$'):
+        granular.ShardOptions(3, 3)
 
 
 @pytest.mark.parametrize('name', ARGUMENTS)

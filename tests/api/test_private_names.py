@@ -36,10 +36,6 @@ FOREIGN = {
     '_threads_queues',  # concurrent.futures.thread
 }
 
-# Tests of moments and bytes that no public name brings about.
-WHITE_BOX = {
-    'caches/test_shared_cache.py': 'a process that is stopped while it holds the lock of the table',
-}
 TESTS = {f'{file.relative_to(ROOT / "tests")}': file for file in (ROOT / 'tests').rglob('*.py')}
 
 
@@ -99,5 +95,4 @@ def test_private_names_are_used_by_their_own_module_only():
 
 def test_tests_use_public_names():
     uses = {name: list(foreign_uses(ast.parse(file.read_text()), strict=True)) for name, file in TESTS.items()}
-    assert {name: found for name, found in uses.items() if found and name not in WHITE_BOX} == {}
-    assert {name for name in WHITE_BOX if not uses[name]} == set()  # exceptions that are no longer needed
+    assert {name: found for name, found in uses.items() if found} == {}

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 import granular
 from granular import aio
-from granular.aio.runtime.immediate import to_loop
-from granular.aio.runtime.portal import run
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -27,6 +25,7 @@ from granular.errors import (
 )
 from tests.support.faults import FaultServer, md5_etag
 from tests.support.small_parts import PART, small_parts, taken_by_moto
+from tests.support.uploads import unfinished_uploads
 
 RECORDS = st.lists(st.binary(max_size=30), max_size=25)
 
@@ -397,11 +396,7 @@ def test_checksums_that_a_killed_writer_left_are_replaced(request, store, record
     with granular.BagReader(path, verify=True) as reader:
         assert reader.fetch([0, -1]) == [b'0', b'%d' % (records - 1)]
 
-    async def uploads():
-        await to_loop()
-        return [upload async for upload in path.aio.store.uploads(root.aio.key)]
-
-    assert run(uploads()) == []
+    assert unfinished_uploads(root) == []
 
 
 def test_object_replaced_by_one_of_equal_size_is_detected(bucket):

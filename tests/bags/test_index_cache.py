@@ -10,9 +10,9 @@ import pickle
 import pytest
 
 import granular
-from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import NotFoundError, ObjectChangedError
 from tests.support.requests import requests
+from tests.support.seams import pickled_for_worker
 from tests.support.tables import pairwise
 
 SPEC = {'x': 'int', 'text': 'utf8'}
@@ -107,17 +107,9 @@ READS = {
     'available': lambda reader: after([lambda: reader.available(0)], reader),
     'one field': lambda reader: after([lambda: reader.fetch([0], mask=['x'])], reader),
     'a copy': lambda reader: list(reader.copy()),
-    'in another process': lambda reader: list(pickled_for_worker(reader)),
+    'in another process': lambda reader: list(pickle.loads(pickled_for_worker(reader))),
 }
 OPTIONS = ({}, {'cache_keys': ('x',)}, {'verify': True}, {'cache_index': False})
-
-
-def pickled_for_worker(reader):
-    token = pickling_for_worker.set(True)
-    try:
-        return pickle.loads(pickle.dumps(reader))
-    finally:
-        pickling_for_worker.reset(token)
 
 
 def put(path, name):

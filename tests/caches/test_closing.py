@@ -7,7 +7,6 @@ import uuid
 import pytest
 
 import granular
-from granular.aio.caches.redis_cache import VARIABLE
 from tests.support.caches import RUN
 
 CACHES = {
@@ -60,7 +59,7 @@ def own(tmp_path):
 
 @pytest.mark.parametrize('name', CACHES)
 def test_cache_closed_while_its_source_is_read_returns_the_values(name, own, redis_server, monkeypatch):
-    monkeypatch.setenv(VARIABLE, redis_server.url)
+    monkeypatch.setenv('GRANULAR_REDIS_URL', redis_server.url)
     source = ClosingSource()
     cache = CACHES[name](source)
 

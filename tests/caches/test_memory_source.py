@@ -1,6 +1,7 @@
 """InMemoryDataSource: values in shared memory, their owners, and the processes that attach to them."""
 
 import contextlib
+import fcntl
 import gc
 import multiprocessing
 import os
@@ -13,8 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import granular
-from granular.aio.caches.segments import FOLDER
-from granular.aio.stores.local.locks import lock
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -26,7 +25,7 @@ from granular.errors import (
     OutOfRangeError,
 )
 from granular.formats.serialization import decode, encode
-from tests.support.caches import RUN
+from tests.support.caches import RUN, data_file, named_memory
 from tests.support.tables import examples
 
 PLAIN = (
@@ -235,7 +234,7 @@ def test_invalid_names_are_rejected(name):
 
 
 def test_foreign_shared_memory_is_an_error(tmp_path):
-    path = os.path.join(FOLDER, f'granular-{os.getuid()}-data-{RUN}-odd')
+    path = data_file(f'{RUN}-odd')
     with granular.InMemoryDataSource([b'one', b'two'], name=f'{RUN}-odd'), open(path, 'rb') as file:
         whole = file.read()
     damaged = [
@@ -249,7 +248,7 @@ def test_foreign_shared_memory_is_an_error(tmp_path):
     ]
     for content in (b'', b'granular-data-1\n', b'x' * 100, b'granular-data-1\n' + b'\xff' * 100, *damaged):
         with open(path, 'wb') as file:
-            lock(file.fileno())  # otherwise it would be removed as that of an ended process
+            fcntl.flock(file, fcntl.LOCK_EX)  # otherwise it would be removed as that of an ended process
             file.write(content)
             file.flush()
             with pytest.raises(granular.errors.CorruptError, match='odd'):
@@ -267,8 +266,8 @@ def test_error_of_the_elements_is_raised_unchanged(kind):
         def __getitem__(self, index):
             raise error
 
-    error, before = kind('mine'), set(os.listdir(FOLDER))
+    error, before = kind('mine'), named_memory()
     with pytest.raises(kind) as caught:
         granular.InMemoryDataSource(Elements([1]))
     assert caught.value is error
-    assert {name for name in set(os.listdir(FOLDER)) - before if 'draft' in name} == set()
+    assert {path for path in named_memory() - before if 'draft' in path} == set()

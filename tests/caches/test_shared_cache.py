@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import pickle
 import resource
-import signal
 import threading
 import time
 import uuid
@@ -27,7 +26,7 @@ from granular.errors import (
     NotFoundError,
     OutOfRangeError,
 )
-from tests.support.caches import RUN, RecordingSource, label, unheld_memory
+from tests.support.caches import RUN, RecordingSource, cache_file, label, locked_table, unheld_memory
 
 
 def test_misses_are_one_fetch(source):
@@ -254,19 +253,14 @@ def test_killed_workers_leave_no_lock_and_no_partial_value(tmp_path):
 
 def test_stopped_lock_holder_does_not_block_readers(source, monkeypatch):
     monkeypatch.setattr('granular.aio.caches.table.WAIT', 0.05)
-    with granular.SharedMemoryCache(source, label) as cache:
-        child = os.fork()
-        if child == 0:
-            with cache.aio._table._writing.held(1):
-                os.kill(os.getpid(), signal.SIGSTOP)
-            os._exit(0)
-        os.waitpid(child, os.WUNTRACED)
+    name = f'{RUN}-stopped'
+    with granular.SharedMemoryCache(source, label, name=name) as cache:
+        held = locked_table(name)
         assert cache.fetch([1, 2]) == [1, 2]
         with monkeypatch.context() as patch:  # it is not waited for at each batch
             patch.setattr(time, 'sleep', lambda seconds: seconds and pytest.fail('waited again'))
             assert cache.fetch([1, 2]) == [1, 2]
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        del held  # as the system releases it once that process is killed
         assert cache.fetch([1, 2]) == [1, 2]
         assert cache.fetch([1, 2]) == [1, 2]
         assert source.fetched == [[1, 2], [1, 2], [1, 2]]
@@ -275,8 +269,7 @@ def test_stopped_lock_holder_does_not_block_readers(source, monkeypatch):
 SIGNALLED = """
 import faulthandler, signal, sys
 import granular
-from granular.aio.caches.segments import path_of
-from granular.aio.stores.local.locks import RangeLocks
+from tests.support.caches import locked_table
 
 def handle(*_):
     values.append(cache[1])
@@ -285,8 +278,7 @@ def handle(*_):
 
 faulthandler.dump_traceback_later(20, exit=True)
 values, cache = [], granular.SharedMemoryCache([1, 2, 3], name=sys.argv[1])
-locks = RangeLocks(path_of('cache', sys.argv[1]))
-assert locks.lock(0, 1)
+held = locked_table(sys.argv[1])
 signal.signal(signal.SIGALRM, handle)
 signal.setitimer(signal.ITIMER_REAL, 0.3)
 print(cache.fetch([0, 1]), values)
@@ -544,12 +536,10 @@ def places_of(content, count):
 @contextlib.contextmanager
 def damaged_cache(source):
     """Yield the file of a cache of two values, its content and the places of their positions; then, both are read."""
-    from granular.aio.caches.segments import path_of
-
     name = f'test-{uuid.uuid4().hex}'
     with granular.SharedMemoryCache(source, label, name=name, max_bytes=10_000) as cache:
         assert cache.fetch([1, 2]) == [1, 2]
-        with open(path_of('cache', name), 'r+b') as opened:
+        with open(cache_file(name), 'r+b') as opened:
             content = opened.read()
             yield opened, content, places_of(content, len(source))
         assert cache.fetch([1, 2]) == [1, 2]
@@ -601,22 +591,20 @@ def test_copy_of_a_cache_that_is_gone_never_attaches_to_another_one():
 
 
 def test_invalid_cache_file_is_replaced(source):
-    from granular.aio.caches.segments import path_of
-
     name = f'test-{uuid.uuid4().hex}'
     with granular.SharedMemoryCache(source, name=name, max_bytes=10_000) as cache:
         cache.fetch([1, 2])
-        with open(path_of('cache', name), 'rb') as opened:
+        with open(cache_file(name), 'rb') as opened:
             content = opened.read()
     damaged = [b'another!' + content[8:], content[:40] + b'\xff' * 16 + content[56:]]
     for broken in (b'', b'junk' * 100, content[:200], content[:-1], *damaged):
-        with open(path_of('cache', name), 'xb') as opened:
+        with open(cache_file(name), 'xb') as opened:
             opened.write(broken)
         with granular.SharedMemoryCache(source, name=name, max_bytes=10_000) as cache:
             assert len(cache.fetch([1, 2])) == 2
             assert cache.stats()['hits'] == 0
-    with open(path_of('cache', name), 'xb') as opened:
+    with open(cache_file(name), 'xb') as opened:
         fcntl.flock(opened, fcntl.LOCK_SH)  # as of a process with another release
         with pytest.raises(AlreadyExistsError, match=f'{name}: is in use: choose another name'):
             granular.SharedMemoryCache(source, name=name, max_bytes=10_000)
-    os.unlink(path_of('cache', name))
+    os.unlink(cache_file(name))

@@ -265,15 +265,15 @@ def test_interrupt_while_modules_are_imported_is_no_traceback():
         "        if name == 'granular.cli.measuring':\n"
         '            raise KeyboardInterrupt\n'
         'sys.meta_path.insert(0, Finder)\n'
-        'from granular.cli import main\n'
-        'main()\n'
+        'import runpy\n'
+        "runpy.run_module('granular', run_name='__main__')\n"
     )
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, '')
 
 
 def test_missing_extra_is_named(interpreter):
-    code = "import sys; sys.modules['typer'] = None; from granular.cli import main; main()"
+    code = "import runpy, sys; sys.modules['typer'] = None; runpy.run_module('granular', run_name='__main__')"
     done = interpreter.run(code)
     assert done.returncode == 2
     assert "[cli]'" in done.stderr
@@ -425,8 +425,8 @@ def test_missing_extra_is_installed_from_where_the_package_came_from(origin, com
     if origin is not None:
         (info / 'direct_url.json').write_text(json.dumps(origin))
     code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules['aiohttp'] = None; "
-        "sys.argv[1:] = ['view', '.']; from granular.cli import main; main()"
+        f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules['aiohttp'] = None; "
+        "sys.argv[1:] = ['view', '.']; runpy.run_module('granular', run_name='__main__')"
     )
     done = interpreter.run(code)
     assert (done.returncode, done.stderr) == (1, f'error: the web page needs its extra: pip install {command}\n')

@@ -2,6 +2,7 @@
 
 import contextlib
 import email.utils
+import fcntl
 import itertools
 import json
 import os
@@ -14,8 +15,6 @@ import pytest
 
 import granular
 from granular import aio, cli
-from granular.aio.stores.local import writing
-from granular.aio.stores.local.locks import lock
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from tests.datasets.test_writers import SPEC, fill, point
 from tests.support.fault_proxy import FaultProxy
@@ -144,7 +143,7 @@ def test_temporary_files_on_a_disk_are_removed(tmp_path):
         os.utime(tmp_path / name, (OLD, OLD))
     assert found(root) == sorted((name, 'draft') for name in drafts)
     with open(tmp_path / 'ds' / '.a.bag.0123abcd.part', 'rb') as file:
-        assert lock(file.fileno())  # a living writer's, however old
+        fcntl.flock(file, fcntl.LOCK_EX)  # as a living writer, however old
         assert found(root) == sorted((name, 'draft') for name in drafts[1:])
     assert len(granular.clean(root, remove=True)) == 3
     assert names(root) == sorted(remaining + others)
@@ -226,12 +225,14 @@ def test_files_of_an_open_writer_are_kept(tmp_path):
 def test_clean_keeps_a_temporary_file_that_its_writer_has_not_locked_yet(tmp_path, monkeypatch):
     cleaned = []
 
-    def clean_first(fd):
+    def clean_first(fd, operation):
         if not cleaned:
-            cleaned.append(found(tmp_path, older=0, remove=True))
-        return lock(fd)
+            cleaned.append(None)  # as cleaning locks files, too
+            cleaned[0] = found(tmp_path, older=0, remove=True)
+        return lock(fd, operation)
 
-    monkeypatch.setattr(writing, 'lock', clean_first)
+    lock = fcntl.flock
+    monkeypatch.setattr(fcntl, 'flock', clean_first)
     granular.Path(tmp_path / 'x.bag').write_bytes(b'content')
     ((_, kind),) = cleaned[0]
     assert kind == 'draft'

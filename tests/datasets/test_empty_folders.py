@@ -1,9 +1,10 @@
 """Empty folders named like shards: on disks, of deleted objects in listings, or marked by empty objects."""
 
+import asyncio
+
 import pytest
 
 import granular
-from granular.aio.runtime.portal import run
 
 EMPTY = {'all': range(8), 'the first': [0], 'those that follow': [2, 3, 7]}
 
@@ -13,7 +14,7 @@ def mark(folder):
     if folder.aio.store.local:
         folder.mkdir(parents=True, exist_ok=True)
     else:
-        run(folder.aio.store.write(f'{folder.aio.key}/', b''))
+        asyncio.run(folder.aio.store.write(f'{folder.aio.key}/', b''))
 
 
 def write(path, stop, start=0, **options):

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 import granular
-from granular.aio.stores.errors import translated
 from granular.errors import AccessDeniedError, StoreError
 from tests.datasets.test_writers import SPEC, fill, point
 from tests.support.programs import run_python
@@ -192,9 +191,15 @@ def test_rival_of_a_writer_that_failed_keeps_what_it_appends(tmp_path):
         (errno.EIO, StoreError, 'failed'),
     ],
 )
-def test_system_error_is_quoted(number, kind, says):
-    with pytest.raises(kind, match=rf'/x/y\.bag: .*{says}.*\({os.strerror(number)}\)'), translated('/x/y.bag'):
-        raise OSError(number, os.strerror(number), '/x/y.bag')
+def test_system_error_is_quoted(number, kind, says, tmp_path, monkeypatch):
+    def fail(path, *args, **kwargs):
+        raise OSError(number, os.strerror(number), path)
+
+    (tmp_path / 'y.bag').write_bytes(b'x')
+    message = rf'/y\.bag: .*{says}.*\({os.strerror(number)}\)'
+    with monkeypatch.context() as context, pytest.raises(kind, match=message):
+        context.setattr(os, 'open', fail)
+        granular.Path(tmp_path / 'y.bag').read_bytes()
 
 
 EXHAUSTED = """

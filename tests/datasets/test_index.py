@@ -16,8 +16,6 @@ import granular
 from granular import aio
 from granular.aio.bags.bag import Bag
 from granular.aio.datasets.sharded_reader import columns_of_shards, indexed_shards_of
-from granular.aio.pipeline.data_source import identify
-from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import (
     CorruptDatasetError,
     InvalidArgumentError,
@@ -27,6 +25,7 @@ from granular.errors import (
 )
 from granular.formats.dataset_index import NAME
 from tests.support.oracles import Oracle
+from tests.support.seams import identity_of, pickled_for_worker
 
 REFS = {'a': 'int', 'b': 'utf8[]', 'c': 'bytes'}
 COLUMNS = {'a': 'int', 'c': 'bytes'}
@@ -197,11 +196,7 @@ def test_index_is_passed_to_worker_processes(tmp_path):
         expected = list(reader)
         with pickle.loads(pickle.dumps(reader)) as twin:
             assert list(twin) == expected
-        token = pickling_for_worker.set(True)
-        try:
-            pickled = pickle.dumps(reader)
-        finally:
-            pickling_for_worker.reset(token)
+        pickled = pickled_for_worker(reader)
         os.unlink(tmp_path / 'ds' / '000000' / NAME)
         with pickle.loads(pickled) as twin, twin.copy() as copy:
             assert is_indexed(twin)
@@ -597,8 +592,7 @@ def test_identity_does_not_depend_on_how_a_dataset_was_opened(root, layout, tmp_
         with granular.ShardedDatasetReader(folder, granular.decoders, **options) as reader:
             reader.fetch(range(0, 30, 7))
             pickled.append((folder, pickle.dumps(reader)))
-            asyncio.run(identify(reader.aio))
-            identities.append(reader.aio.identity())
+            identities.append(asyncio.run(identity_of(reader.aio)))
 
     ways = [{}, {'cache_index': False}, {'cache_keys': ('a',)}]
     for folder in (root / 'ds', cached, cached):

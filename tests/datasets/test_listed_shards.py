@@ -9,11 +9,10 @@ import pytest
 
 import granular
 from granular import aio
-from granular.aio.pipeline.data_source import identify
-from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError
 from granular.formats.layout import shard_name
 from tests.support.requests import requests, steady
+from tests.support.seams import identity_of, pickled_for_worker
 
 SPECS = {'refs': {'a': 'int', 'b': 'utf8[]'}, 'columns': {'a': 'int', 'c': 'bytes'}}
 SHARDS = 40
@@ -44,14 +43,6 @@ def rewrite(shard, layout, numbers):
 
 def opened(folder, **options):
     return granular.ShardedDatasetReader(folder, granular.decoders, **options)
-
-
-def for_worker(reader):
-    token = pickling_for_worker.set(True)
-    try:
-        return pickle.dumps(reader)
-    finally:
-        pickling_for_worker.reset(token)
 
 
 @pytest.fixture(scope='module')
@@ -120,10 +111,9 @@ def test_readers_of_the_shards_open_them(dataset):
             assert await shards[20].get(1) == expected[41]
             assert await shards[21].fetch([0]) == [expected[42]]
             assert await reader.readers[22].bags['a'].get(0)
-            await identify(reader)
+            identity = await identity_of(reader)
             async with aio.ShardedDatasetReader(folder, granular.decoders, cache_keys=('a',)) as other:
-                await identify(other)
-                assert reader.identity() == other.identity()
+                assert await identity_of(other) == identity
 
     asyncio.run(main())
 
@@ -153,7 +143,7 @@ def test_shards_that_are_replaced_before_they_are_read(dataset, tmp_path, number
     folder = granular.Path(shutil.copytree(source, tmp_path / 'ds'))
     shard = folder / shard_name(30)
     with opened(folder) as reader:
-        worker, plain = for_worker(reader), pickle.dumps(reader)
+        worker, plain = pickled_for_worker(reader), pickle.dumps(reader)
         if numbers:
             rewrite(shard, layout, numbers)
         else:
@@ -175,7 +165,7 @@ def test_pickled_readers_read_the_shards_that_were_listed(moto, monkeypatch):
     expected = [point(i, 'columns') for i in range(2 * SHARDS)]
     with opened(folder) as reader:
         reader.fetch([5, 77])
-        contents = pickle.dumps(reader), for_worker(reader)
+        contents = pickle.dumps(reader), pickled_for_worker(reader)
     copies, loading = [], []
     for content in contents:
         copy, count, _ = requests(lambda content=content: pickle.loads(content))

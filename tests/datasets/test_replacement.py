@@ -14,7 +14,6 @@ import pytest
 
 import granular
 from granular.aio.paths.path import Path
-from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores.base import Entry
 from granular.aio.stores.fsspec import FsspecStore
 from granular.aio.stores.local.store import LocalStore
@@ -22,6 +21,7 @@ from granular.aio.stores.remote import RemoteStore
 from granular.errors import CorruptBagError, GranularError, ObjectChangedError, UnsupportedError
 from tests.support.faults import FaultServer, md5_etag
 from tests.support.files import FORMATS, numbers_in, write_numbers
+from tests.support.seams import pickled_for_worker
 from tests.support.servers import KEY, SECRET
 from tests.support.tables import pairwise
 
@@ -300,9 +300,7 @@ def test_pickled_reader_opens_its_dataset_or_fails(store, put, contents, kind, m
     for options in OPTIONS:
         with open_reader(kind, put.root, **options) as reader:
             sent.append(pickle.dumps(reader))
-            token = pickling_for_worker.set(True)
-            sent.append(pickle.dumps(reader))  # as for a worker process, with its index
-            pickling_for_worker.reset(token)
+            sent.append(pickled_for_worker(reader))  # with its index
     for content in sent:
         with pickle.loads(content) as twin:
             assert read_name(twin) == 'a'
@@ -317,15 +315,14 @@ def test_pickled_reader_opens_its_dataset_or_fails(store, put, contents, kind, m
 
 
 @pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('for_worker', [False, True])
-async def test_reader_that_is_pickled_again_unopened_opens_its_dataset_or_fails(tmp_path, contents, kind, for_worker):
+@pytest.mark.parametrize('dumps', [pickle.dumps, pickled_for_worker])
+async def test_reader_that_is_pickled_again_unopened_opens_its_dataset_or_fails(tmp_path, contents, kind, dumps):
     put = Folder(granular.Path(tmp_path / 'ds'))
     fill(put, contents[kind, 'a'])
     bags = [path for path in put.root.rglob('*.bag') if path.name != 'refs.bag']
     with open_reader(kind, put.root) as reader, granular.BagReader(bags[0]) as bag:
-        token = pickling_for_worker.set(for_worker)
-        sent = [pickle.dumps(pickle.loads(pickle.dumps(opened.aio))) for opened in (reader, bag)]
-        pickling_for_worker.reset(token)
+        unopened = [pickle.loads(dumps(opened.aio)) for opened in (reader, bag)]
+        sent = list(map(dumps, unopened))
     for content in sent:
         async with pickle.loads(content) as twin:
             assert len(await twin.fetch([0])) == 1

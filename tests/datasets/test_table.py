@@ -19,9 +19,9 @@ import pytest
 
 import granular
 from granular.aio.datasets import comparison, listing
-from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import ObjectChangedError
 from tests.support.fault_proxy import FaultProxy
+from tests.support.seams import pickled_for_worker
 from tests.support.tables import examples
 
 SPECS = {
@@ -131,11 +131,7 @@ def pickled(reader, rng):
         reader.fetch([rng.randrange(len(reader)) for _ in range(3)])
     if rng.random() < 0.6:
         return pickle.dumps(reader)
-    token = pickling_for_worker.set(True)
-    try:
-        return pickle.dumps(reader)
-    finally:
-        pickling_for_worker.reset(token)
+    return pickled_for_worker(reader)
 
 
 def read_pickled(content, picks, listed, at_once):

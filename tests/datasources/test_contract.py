@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import granular
 from granular import aio
-from granular.aio.datasources.discovery import names
 from granular.errors import (
     ClosedError,
     GranularError,
@@ -25,7 +24,7 @@ from granular.errors import (
 )
 from tests.datasources.conftest import STORES
 from tests.support.faults import FaultServer
-from tests.support.files import FORMATS, record_in
+from tests.support.files import DECLARED, FORMATS, format_of, record_in
 from tests.support.requests import requests, steady
 from tests.support.servers import KEY, SECRET
 from tests.support.tables import cover, examples
@@ -85,8 +84,7 @@ def several(tmp_path_factory):
 
 
 def test_every_format_that_is_opened_is_tested():
-    declared = {names.format_of(f'x.{suffix}') for suffix in FORMATS}
-    assert declared == names.FORMATS.keys()
+    assert set(map(format_of, FORMATS)) == DECLARED
 
 
 # --- reading

@@ -12,11 +12,9 @@ from pyarrow import parquet
 
 import granular
 from granular import aio
-from granular.aio.datasources.discovery import discover
-from granular.aio.datasources.discovery.names import ENDINGS
-from granular.cli.describe import describe
 from granular.errors import CorruptDatasetError, GranularError, InvalidArgumentError, NotFoundError
-from tests.support.files import FORMATS, files_of_numbers, numbers_in, write_numbers
+from tests.support.files import FORMATS, files_of_numbers, format_of, numbers_in, write_numbers
+from tests.support.seams import describe
 
 PNG = granular.encoders['png'](np.zeros((2, 2, 3), np.uint8))
 UUID = '0f2f6d6e-7d6b-4d1c-9a51-2a57a1b1c2d3-c000'
@@ -386,7 +384,7 @@ def test_generations_of_other_hashes_are_refused(numbered):
 
 def test_listing_stops_at_a_limit(numbered, monkeypatch, tmp_path):
     folder = numbered([f'{i}.parquet' for i in range(5)])
-    monkeypatch.setattr(discover, 'MOST', 3)
+    monkeypatch.setattr('granular.aio.datasources.discovery.discover.MOST', 3)
     for call in (granular.open, granular.ParquetDataSource, lambda path: granular.convert(path, tmp_path / 'out')):
         with pytest.raises(InvalidArgumentError, match='has more than 3 files and folders.*pass a pattern or a list'):
             call(folder)
@@ -396,7 +394,7 @@ def test_listing_stops_at_a_limit(numbered, monkeypatch, tmp_path):
 def test_folder_of_hidden_files_names_them_and_a_list_reads_them(suffix, numbered, tmp_path):
     hidden = [f'd/_a.{suffix}', f'd/.b.{suffix}']
     folder = numbered(hidden)
-    kind = ENDINGS[f'.{suffix}']
+    kind = format_of(suffix)
     for path in ('d', f'd/*.{suffix}'):
         for call in (
             *openers(suffix), lambda path: granular.open(path, format=kind), lambda path: describe(granular.Path(path)),

@@ -9,12 +9,10 @@ import re
 
 import click
 import pytest
-import typer
 
-from granular.cli.commands import app
 from tests import ROOT
 from tests.support.interpreters import Interpreter
-from tests.support.pages import Runner, blocks, commands, parse
+from tests.support.pages import Runner, blocks, command_group, commands, parse
 
 # The pages of the guide; the index and the folders project and reference are those of the site.
 DOCS = sorted(
@@ -122,7 +120,7 @@ def test_links_lead_to_files_and_headings(page):
 
 @pytest.mark.parametrize('page', LINKING, ids=lambda page: page.name)
 def test_commands_in_sentences_exist(page):
-    group = typer.main.get_command(app)
+    group = command_group()
     for name, arguments in re.findall(r'`granular ([a-z][a-z-]*)( [^`]*)?`', prose(page)):
         command = group.get_command(click.Context(group), name)
         assert command is not None, name

@@ -3,8 +3,7 @@
 import pathlib
 import re
 
-import granular.aio.pipeline.iter_dataset  # noqa: F401  # its stages declare what they fit
-from granular.aio.pipeline.position import FITS
+from tests.support.seams import FITS
 
 PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'states.md'
 

@@ -22,6 +22,7 @@ from granular import MapDataset, MultiprocessingOptions, sources
 from granular.errors import FunctionError, GranularError, InvalidArgumentError, WorkerError
 from tests import ROOT
 from tests.support.programs import INTERRUPTIBLE, program
+from tests.support.seams import split_for_worker
 from tests.support.tables import each_value, pairwise
 
 METHODS = ('spawn', 'forkserver', 'fork')
@@ -662,14 +663,7 @@ def test_workers_share_the_index_of_a_reader(seaweed, monkeypatch):
         with granular.Loader(source, 16) as threads, granular.Loader(source, 16, workers=2, mp='spawn') as processes:
             for _ in range(12):
                 assert next(threads)['i'].tolist() == next(processes)['i'].tolist()
-        from granular.aio.pipeline.execution.shared_memory import split
-        from granular.aio.runtime.worker_pickling import pickling_for_worker
-
-        token = pickling_for_worker.set(True)
-        try:
-            head, parts = split(reader.aio)
-        finally:
-            pickling_for_worker.reset(token)
+        head, parts = split_for_worker(reader.aio)
         assert b'secret' not in head
         assert sum(part.nbytes for part in parts) >= 400 * 8
 

@@ -7,10 +7,8 @@ import pickle
 import google_crc32c
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import granular
-from granular.cli.commands import app
 from granular.errors import AlreadyExistsError, CorruptBagError, CorruptRecordError
 
 SPEC = {'x': 'bytes', 'n': 'int'}
@@ -267,15 +265,14 @@ def test_verify_requires_a_dataset(tmp_path):
         granular.verify(tmp_path)
 
 
-def test_verify_command_reports_problems(tmp_path):
+def test_verify_command_reports_problems(tmp_path, granular_cli):
     write(tmp_path / 'data', 'columns')
-    run = CliRunner().invoke
-    done = run(app, ['verify', str(tmp_path / 'data')])
-    assert done.exit_code == 0
-    assert 'no problems: 40 datapoints, 80 records, 80 compared with a checksum, 0 decoded' in done.stdout
+    code, out, _ = granular_cli('verify', tmp_path / 'data')
+    assert code == 0
+    assert 'no problems: 40 datapoints, 80 records, 80 compared with a checksum, 0 decoded' in out
     harm(tmp_path / 'data' / 'x.bag', 0)
-    done = run(app, ['verify', str(tmp_path / 'data'), '--json'])
-    assert done.exit_code == 1
-    assert json.loads(done.stdout.splitlines()[-1])['problems'][0]['record'] == 0
-    done = run(app, ['verify', str(tmp_path / 'data')])
-    assert 'x.bag: record 0, of datapoint 0 of the dataset: its checksum is' in done.stdout
+    code, out, _ = granular_cli('verify', tmp_path / 'data', '--json')
+    assert code == 1
+    assert json.loads(out.splitlines()[-1])['problems'][0]['record'] == 0
+    _, out, _ = granular_cli('verify', tmp_path / 'data')
+    assert 'x.bag: record 0, of datapoint 0 of the dataset: its checksum is' in out

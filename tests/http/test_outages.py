@@ -14,8 +14,8 @@ import pytest
 
 import granular
 from granular import aio
-from granular.aio.runtime.replied import has_replied, replied_servers
 from granular.errors import GranularError, StoreError, WorkerError
+from tests.support import seams
 from tests.support.faults import DATA, FaultServer, md5_etag
 from tests.support.outages import (
     DOMAIN,
@@ -146,7 +146,7 @@ def test_address_that_never_replied_fails_soon(scheme):
     address = 's3://bucket/x' if scheme == 's3' else f'http://127.0.0.1:{port}/x'
     with pytest.raises(StoreError, match='check its address'):
         granular.Path(address, config=config, **options).read_bytes()
-    assert not has_replied((False, '127.0.0.1', port, None))
+    assert (False, '127.0.0.1', port, None) not in seams.replied_servers()
 
 
 def test_permanent_errors_end_at_once(server):
@@ -161,7 +161,7 @@ def test_permanent_errors_end_at_once(server):
 
 
 def replied(_):
-    return sorted(replied_servers())
+    return sorted(seams.replied_servers())
 
 
 @pytest.mark.parametrize('method', ['spawn', 'fork'])

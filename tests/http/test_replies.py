@@ -16,6 +16,7 @@ import granular
 from granular.errors import BadReplyError, GranularError, ObjectChangedError, OutOfRangeError, StoreError
 from tests.support.event_loops import LOOPS, run_on
 from tests.support.faults import DATA, FaultServer, md5_etag
+from tests.support.seams import on_loop
 from tests.support.tables import cover, pairwise
 
 CONFIG = granular.IOConfig(
@@ -50,7 +51,7 @@ def suffix(path, size=700):
     async def read():
         return (await path.aio.store.read(path.aio.key, -size)).data
 
-    return granular.aio.runtime.portal.run(read())
+    return on_loop(read())
 
 
 READS = {
@@ -271,7 +272,7 @@ def test_chunked_object_has_the_same_version_as_its_ranges(server, ranges):
         whole = ('raw', head + data + b'\r\n0\r\n\r\n')
         asked = [whole, 'good'] if stop is None else ['good']  # its last byte verifies the length
         server.script = collections.deque((asked if ranges else [whole] * 2) * 2)
-        return granular.aio.runtime.portal.run(path.aio.store.read(path.aio.key, start, stop, version))
+        return on_loop(path.aio.store.read(path.aio.key, start, stop, version))
 
     before, after = 'Sun, 06 Nov 1994 08:49:37 GMT', 'Sun, 06 Nov 1994 08:49:38 GMT'
     version = read(0, None, None, before).version

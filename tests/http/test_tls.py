@@ -12,10 +12,8 @@ import warnings
 import pytest
 
 import granular
+from granular import aio
 from granular.aio.http import tls
-from granular.aio.runtime.immediate import to_loop
-from granular.aio.runtime.portal import run
-from granular.aio.stores.gcs.store import GCSStore
 from granular.errors import GranularError, InvalidArgumentError, StoreError
 from tests.support.event_loops import run_on
 from tests.support.faults import DATA, FaultServer
@@ -239,15 +237,14 @@ def test_redirect_from_tls_to_plain_http_is_refused(certified, bundle):
 def test_token_is_sent_only_over_tls_or_to_localhost(endpoint, sent):
     from google.oauth2.credentials import Credentials
 
-    store = GCSStore('gs://bucket', QUICK, {'endpoint_url': endpoint, 'token': Credentials('ya29.planted')})
+    path = aio.Path('gs://bucket/object', config=QUICK, endpoint_url=endpoint, token=Credentials('ya29.planted'))
 
     async def sign():
-        await to_loop()
-        return await (await store.client()).sign('object')
+        return await (await path.store.client()).sign(path.key)
 
     if sent:
-        assert run(sign())[1]['authorization'] == 'Bearer ya29.planted'
+        assert asyncio.run(sign())[1]['authorization'] == 'Bearer ya29.planted'
         return
     with pytest.raises(InvalidArgumentError, match='not sent over plain http') as caught:
-        run(sign())
+        asyncio.run(sign())
     assert 'planted' not in str(caught.value)

@@ -6,7 +6,6 @@ import copy
 import math
 import multiprocessing
 import os
-import sys
 import threading
 import time
 
@@ -17,9 +16,8 @@ from hypothesis import strategies as st
 
 import granular
 from granular import MapDataset, MultiprocessingOptions, metrics
-from granular.aio.runtime.immediate import to_loop
-from granular.aio.runtime.portal import portal, run
 from granular.errors import GranularError
+from tests.support import seams
 from tests.support.faults import DATA, FaultServer
 
 # A busy machine takes its time: no hedge, and no timeout but that of a test, adds a request to those that are counted.
@@ -184,17 +182,11 @@ class Clock:
 
 
 def test_delays_of_the_event_loop_and_of_waking_up_count_as_waiting(monkeypatch):
-    clock, switches = Clock(), []
+    clock = Clock()
     for module in ('execution.prefetch', 'loader.running', 'cursor'):
         monkeypatch.setattr(f'granular.aio.pipeline.{module}.time', clock)
-
-    async def ensure_busy_event_loop():
-        if sys._getframe(1).f_code.co_name == 'next':  # not where loaders of earlier tests are closed
-            clock.advance(10)
-        await to_loop()
-
-    monkeypatch.setattr('granular.aio.pipeline.loader.running.to_loop', ensure_busy_event_loop)
-    wake_up_late(monkeypatch, clock, switches)
+    seams.delay_loop(monkeypatch, lambda: clock.advance(10))
+    switches = seams.delay_consumer(monkeypatch, lambda: clock.advance(100))
     before = metrics.snapshot()
     with granular.Loader(granular.MapDataset.range(30).map(lambda x: {'x': x}), 10) as loader:
         for _ in range(3):
@@ -204,21 +196,6 @@ def test_delays_of_the_event_loop_and_of_waking_up_count_as_waiting(monkeypatch)
     assert (stats['wait_seconds'], stats['consumer_seconds']) == (waited, 2) and switches
     after = metrics.snapshot()
     assert after.wait['loader'].sum - before.wait.get('loader', metrics.Histogram()).sum == pytest.approx(waited)
-
-
-def wake_up_late(monkeypatch, clock, switches):
-    """Let the consumer wake up late from each call that another thread ends, which ``switches`` counts."""
-
-    def run_and_wake_up_late(*args, **options):
-        before = len(switches)
-        result = run(*args, **options)
-        if len(switches) > before:  # not for an element that was ready, which is taken on this thread
-            clock.advance(100)
-        return result
-
-    submit = portal.submit
-    monkeypatch.setattr(portal, 'submit', lambda call: (switches.append(call), submit(call)))
-    monkeypatch.setattr('granular.aio.pipeline.cursor.run', run_and_wake_up_late)
 
 
 @pytest.mark.parametrize(
@@ -264,8 +241,7 @@ def test_waking_up_counts_as_waiting_for_a_stream(monkeypatch):
     for module in (f'granular.aio.pipeline.{name}.time' for name in ('execution.prefetch', 'loader.running', 'cursor')):
         monkeypatch.setattr(module, clock)
 
-    switches = []
-    wake_up_late(monkeypatch, clock, switches)
+    switches = seams.delay_consumer(monkeypatch, lambda: clock.advance(100))
     dataset = granular.MapDataset.range(30).to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=0))
     for stages in (lambda stream: stream, lambda stream: stream.window_shuffle(1, seed=0).batch(1)):
         stream = stages(dataset).with_options(granular.DatasetOptions(stage_timing=True))

@@ -12,7 +12,6 @@ import pytest
 
 import granular
 from granular import aio
-from granular.aio.stores.multipart import PartWriter
 from granular.errors import (
     AlreadyExistsError,
     BadReplyError,
@@ -40,18 +39,14 @@ def source(tmp_path):
 def written(monkeypatch):
     """The names of the files that were written, in any store, but for the claims of copies."""
     keys = []
-    for store in (granular.aio.stores.local.store.LocalStore, *stores()):
+    for store in (type(granular.Path('/').aio.store), *stores()):
         monkeypatch.setattr(store, 'open_writer', noting(store.open_writer, keys, 0))
         monkeypatch.setattr(store, 'copy_within', noting(store.copy_within, keys, 1))
     return keys
 
 
 def stores():
-    from granular.aio.stores.fsspec import FsspecStore
-    from granular.aio.stores.gcs.store import GCSStore
-    from granular.aio.stores.s3.store import S3Store
-
-    return S3Store, GCSStore, FsspecStore
+    return tuple(type(granular.Path(f'{scheme}://bucket').aio.store) for scheme in ('s3', 'gs', 'memory'))
 
 
 def noting(method, keys, folder):
@@ -61,6 +56,19 @@ def noting(method, keys, folder):
         return method(self, *args, **kwargs)
 
     return noted
+
+
+def alter_writers(monkeypatch, bucket, alter):
+    """Alter each writer of the bucket's store, given the key that it writes."""
+    store = type(bucket.aio.store)
+    open_writer = store.open_writer
+
+    async def open_altered(self, key, *args, **kwargs):
+        writer = await open_writer(self, key, *args, **kwargs)
+        alter(key, writer)
+        return writer
+
+    monkeypatch.setattr(store, 'open_writer', open_altered)
 
 
 def contents(root):
@@ -104,17 +112,19 @@ def test_interrupted_copy_is_incomplete_and_resumes(source, bucket, monkeypatch,
     (bucket / '000000').mkdir(exist_ok=True)
     source.copy(bucket)
     (source / '000000' / 'x.bag').write_bytes((source / '000001' / 'x.bag').read_bytes() + b'more')
-    put = PartWriter.close
     calls = []
 
-    async def close(self):
-        if '.writer.' not in self._key:
-            calls.append(self)
-            if len(calls) == 1:
-                raise RuntimeError('on purpose')
-        await put(self)
+    def fail_first(key, writer):
+        async def close():
+            if '.writer.' not in key:
+                calls.append(key)
+                if len(calls) == 1:
+                    raise RuntimeError('on purpose')
+            await put()
 
-    monkeypatch.setattr(PartWriter, 'close', close)
+        put, writer.close = writer.close, close
+
+    alter_writers(monkeypatch, bucket, fail_first)
     with pytest.raises(RuntimeError, match='on purpose'):
         source.copy(bucket)
     assert not (bucket / '000000' / 'spec.json').exists()
@@ -150,12 +160,14 @@ def test_copy_replaces_what_killed_copies_of_its_files_left_on_a_disk(bucket, tm
 
 def test_file_that_the_store_lost_is_an_error(source, bucket, monkeypatch):
     """A byte is lost on the way to the store."""
-    put = PartWriter.write
 
-    async def write(self, data):
-        await put(self, bytes([data[0] ^ 1]) + bytes(data[1:]))
+    def lose(_, writer):
+        async def write(data):
+            await put(bytes([data[0] ^ 1]) + bytes(data[1:]))
 
-    monkeypatch.setattr(PartWriter, 'write', write)
+        put, writer.write = writer.write, write
+
+    alter_writers(monkeypatch, bucket, lose)
     for name in ('000000/x.bag', 'large'):
         with pytest.raises(StoreError, match='expected .* bytes of crc32c'):
             (source / name).copy(bucket / 'target')

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 import granular
 from granular import aio
-from granular.aio.stores.s3.store import S3Store
 from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -32,6 +31,7 @@ from granular.errors import (
     UnknownSchemeError,
     UnsupportedError,
 )
+from tests.support.uploads import unfinished_uploads
 
 # What the suffix of a name with two dots in front is, pathlib has answered differently in several releases of Python.
 NAMES = st.text(string.ascii_letters + string.digits + '._- ', min_size=1, max_size=8).filter(
@@ -541,15 +541,15 @@ def test_listing_is_lazy(moto, monkeypatch):
     root = moto.place()
     for i in range(5):
         (root / f'{i}').write_bytes(b'')
-    pages = []
-    request = S3Store.page
+    pages, store = [], type(root.aio.store)
+    request = store.page
 
     async def noting(self, listing, limit=0):
         page = await request(self, listing, 2)
         pages.append(len(page.items))
         return page
 
-    monkeypatch.setattr(S3Store, 'page', noting)
+    monkeypatch.setattr(store, 'page', noting)
     names = root.iterdir()
     assert next(names).name == '0'
     assert pages == [2]
@@ -775,10 +775,7 @@ def test_aborted_upload_leaves_no_parts(moto):
         file.write(bytes(20 << 20))
         raise RuntimeError('on purpose')
 
-    async def uploads():
-        return [upload async for upload in remote.store.uploads(remote.key)]
-
-    assert granular.aio.runtime.portal.run(uploads()) == []
+    assert unfinished_uploads(remote) == []
     assert not remote.exists()
 
 

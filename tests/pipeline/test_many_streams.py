@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from granular import DatasetIterator, IterDataset, MapDataset, ReadOptions
-from granular.aio.runtime.pools import CORES
+from tests.support.seams import CORES
 
 
 def mixed(streams):

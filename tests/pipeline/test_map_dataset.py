@@ -1,5 +1,6 @@
 """MapDataset: operations and order of Google Grain, and one fan-out for any chain."""
 
+import asyncio
 import collections
 import functools
 import json
@@ -10,7 +11,6 @@ import pytest
 
 import granular
 from granular import MapDataset, aio, shuffle
-from granular.aio.runtime.portal import run
 from granular.errors import DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
 from tests.support.states import plain
 
@@ -472,7 +472,7 @@ def test_selection_map_is_checked():
 @pytest.mark.parametrize('indices', [[1.0], [True, False], ['1'], [[1, 2]], 3, 'ab', None, [2**63]], ids=str)
 def test_indices_that_are_not_integers_are_refused(indices):
     dataset = MapDataset.range(3)
-    for use in (dataset.fetch, dataset.slice, dataset.subset, lambda some: run(dataset.aio.fetch(some))):
+    for use in (dataset.fetch, dataset.slice, dataset.subset, lambda some: asyncio.run(dataset.aio.fetch(some))):
         with pytest.raises(
             (InvalidArgumentError, OutOfRangeError), match='(sequence of|expected) integers|out of range'
         ):

@@ -9,8 +9,8 @@ import pytest
 
 import granular
 from granular import MapDataset, aio
-from granular.aio.runtime.pools import CORES
 from granular.errors import ClosedError, DecodeError, ObjectChangedError, OutOfRangeError
+from tests.support.seams import CORES
 
 COUNT = 12  # datapoints of a dataset
 

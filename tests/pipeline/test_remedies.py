@@ -8,9 +8,9 @@ import pytest
 
 import granular
 from granular import IterDataset, MapDataset, ShardOptions
-from granular.aio.pipeline.position import FITS
 from granular.errors import StateError
 from tests.pipeline.compositions.stream_operations import DOCUMENTS, LENGTH, NUMBERS, STREAM_OPERATIONS, twice
+from tests.support.seams import FITS
 from tests.support.states import plain
 
 EVEN = list(range(0, LENGTH, 2))

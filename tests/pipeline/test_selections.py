@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 import granular
 from granular import MapDataset, sources
-from granular.aio.pipeline.iter_dataset import stream_of
+from tests.support.seams import stream_of
 
 LENGTH = 24
 BASES = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular import IterDataset, MapDataset, ShardOptions, sources
-from granular.aio.pipeline.iter_dataset import stream_of
+from tests.support.seams import stream_of
 
 FIRST = 1 << 20  # of the numbers of each dataset: dataset i has those from i * FIRST on
 

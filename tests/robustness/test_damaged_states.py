@@ -1,5 +1,6 @@
 """Damaged states: one is refused with a ``StateError``, whatever the damage and the place where it is read."""
 
+import asyncio
 import copy
 import itertools
 import json
@@ -13,7 +14,6 @@ import pytest
 
 import granular
 from granular import aio
-from granular.aio.runtime.portal import run
 from granular.errors import GranularError, StateError
 from tests.support.files import FILES
 from tests.support.states import plain
@@ -196,7 +196,7 @@ DAMAGED: dict[str, bytes] = {
 READERS = {
     'load_state': granular.load_state,
     'load_state of other processes': lambda folder: granular.load_state(folder, granular.ShardOptions(0, 3)),
-    'aio.load_state': lambda folder: run(aio.load_state(folder)),
+    'aio.load_state': lambda folder: asyncio.run(aio.load_state(folder)),
 }
 
 

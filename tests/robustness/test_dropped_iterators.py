@@ -20,8 +20,7 @@ import asyncio, gc, json, logging, multiprocessing, os, pickle, resource, socket
 import numpy as np
 import granular
 from granular import aio
-from granular.aio.runtime.immediate import to_loop
-from granular.aio.runtime.portal import run
+from tests.support.seams import on_loop, pool_of_a_thread
 
 gc.freeze()  # collections look at objects of the program only, and not at those of the imports
 place = granular.Path(sys.argv[1], **json.loads(sys.argv[2]))
@@ -91,13 +90,12 @@ def descriptors():
 
 
 async def own_tasks():
-    await to_loop()
     return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 
 def is_quiet(most=1 << 20):
     until = time.monotonic() + 60
-    while (rest := left(run(own_tasks()))) or descriptors() > most:
+    while (rest := left(on_loop(own_tasks()))) or descriptors() > most:
         assert time.monotonic() < until, (rest, descriptors(), most)
         gc.collect()
         time.sleep(0.03)  # a collection takes as long as a third of that
@@ -128,7 +126,7 @@ def drop_files():
     before = descriptors()
     for _ in range(20):
         assert next(path.open()) == b'some\\n'
-        assert run(path.aio.open()).tell() == 0
+        assert on_loop(path.aio.open()).tell() == 0
     is_quiet(before)
 """
 
@@ -152,7 +150,6 @@ class Held:
     pass
 
 async def collect():
-    await to_loop()
     gc.collect()
 
 reader = granular.DatasetReader(place / 'data', granular.decoders)
@@ -162,7 +159,7 @@ for name, make in [*streams(granular, reader), ('reader', lambda: reader), *plac
     held.me, held.items = held, iter(make())
     next(held.items)
     held = weakref.ref(held)
-    run(collect())
+    on_loop(collect())
     assert held() is None, name
 """
 
@@ -170,7 +167,6 @@ FINALIZER = """
 # Closed by a finalizer, which the collector calls on the library's loop, or in a thread with the lock of all pools.
 import faulthandler
 from concurrent.futures import ThreadPoolExecutor
-from granular.aio.runtime.pools import Threads
 
 faulthandler.dump_traceback_later(250, exit=True)
 
@@ -179,7 +175,6 @@ class Held:
         self.items.close()
 
 async def collect():
-    await to_loop()
     gc.collect()
 
 def collect_in_submit(pool=None):
@@ -188,7 +183,7 @@ def collect_in_submit(pool=None):
             sys.setprofile(None)
             gc.collect()
 
-    with pool or Threads(1, 'pool') as pool:
+    with pool or pool_of_a_thread() as pool:
         sys.setprofile(collect_at)
         pool.submit(len, ())
 
@@ -197,7 +192,7 @@ def collect_in_submit_of_the_program():  # for which the loop waits, and this th
 
 reader = granular.DatasetReader(place / 'data', granular.decoders)
 gc.disable()
-ways = [lambda: run(collect()), collect_in_submit, collect_in_submit_of_the_program]
+ways = [lambda: on_loop(collect()), collect_in_submit, collect_in_submit_of_the_program]
 for name, make in [*streams(granular, reader), ('reader', lambda: reader)]:
     for collect_there in ways:
         held = Held()

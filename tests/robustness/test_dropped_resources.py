@@ -14,7 +14,6 @@ import pytest
 
 import granular
 from granular import aio
-from granular.aio.caches.redis_cache import VARIABLE
 
 NUMBERS = list(range(64))
 MAKE = {
@@ -34,7 +33,7 @@ MAKE = {
 @pytest.fixture
 def folder(tmp_path, redis_server, monkeypatch):
     root = granular.Path(tmp_path)  # stores keep their connections for the next reader
-    monkeypatch.setenv(VARIABLE, redis_server.url)
+    monkeypatch.setenv('GRANULAR_REDIS_URL', redis_server.url)
     with granular.ShardedDatasetWriter(root / 'shards', {'n': 'int'}, shardlen=8) as writer:
         for n in range(16):
             writer.append({'n': n})

@@ -9,10 +9,6 @@ import pytest
 
 import granular
 from granular import MapDataset, MultiprocessingOptions, aio
-from granular.aio.runtime.immediate import to_loop
-from granular.aio.runtime.portal import run
-from granular.aio.runtime.tasks import HeldError, gather, outcome, start_task
-from granular.aio.runtime.user_functions import CONTROL, await_user
 from granular.errors import FunctionError, GranularError
 from granular.integrations import batches
 from tests.support.functions_that_raise import BAD, COUNT, ERRORS, FAMILIES, OPERATIONS, WAYS, Raises
@@ -72,7 +68,7 @@ def combined(names, spawned):
 
 
 GROUPS = ('OwnError', 'BaseExceptionGroup')  # neither an Exception nor one that ends something
-ENDS = [name for name in ERRORS if issubclass(type(ERRORS[name]()), CONTROL)]
+ENDS = [*FAMILIES[1], *FAMILIES[3]]
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
@@ -148,59 +144,6 @@ def test_stop_iteration_in_a_batch_conversion_is_an_error():
     assert list(converted) == [4]
 
 
-# --- exceptions that would end the loop
-
-
-async def raises(error):
-    await to_loop()
-    raise error
-
-
-async def test_tasks_forward_exceptions_that_would_end_their_loop():
-    for error in (SystemExit(3), KeyboardInterrupt()):
-        with pytest.raises(type(error)) as caught:
-            await outcome(start_task(raises(error)))
-        assert caught.value is error
-        assert caught.value.__cause__ is None
-        with pytest.raises(type(error)):
-            await gather([raises(error), asyncio.sleep(60)])
-        with pytest.raises(HeldError):
-            await start_task(raises(error))
-
-
-async def test_task_cancelled_before_its_start_logs_nothing():
-    task = start_task(raises(LookupError()))
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await outcome(task)
-
-
-async def test_cancellation_of_the_caller_is_not_a_function_error():
-    began = asyncio.Event()
-
-    async def waits():
-        began.set()
-        await asyncio.sleep(60)
-
-    task = asyncio.create_task(await_user(waits()))
-    await began.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    with pytest.raises(FunctionError, match='raised CancelledError'):
-        await await_user(raises(asyncio.CancelledError()))
-    for error in (StopIteration(1), StopAsyncIteration(1), GeneratorExit(1)):
-        with pytest.raises(FunctionError) as caught:
-            await await_user(raises(error))
-        assert caught.value.__cause__ is error
-
-
-def test_closed_coroutine_logs_nothing():
-    coro = await_user(asyncio.sleep(0))
-    coro.send(None)
-    coro.close()
-
-
 async def test_cancelled_reader_can_be_read_again(tmp_path):
     class Waits:
         async def fetch(self, indices):
@@ -228,6 +171,6 @@ def test_function_error_names_the_exception():
     with pytest.raises(
         GranularError, match='a function that was given to granular raised StopIteration: mine'
     ) as caught:
-        run(aio.MapDataset.range(COUNT).map(Raises('StopIteration')).get(BAD))
+        asyncio.run(aio.MapDataset.range(COUNT).map(Raises('StopIteration')).get(BAD))
     assert isinstance(caught.value, RuntimeError)
     assert caught.value.__notes__ == [f'while transforming the datapoint at index {BAD}, in map(Raises)']

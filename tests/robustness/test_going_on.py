@@ -4,9 +4,6 @@ import asyncio
 import gc
 import itertools
 import json
-import os
-import signal
-import sys
 import threading
 
 import numpy as np
@@ -14,9 +11,8 @@ import pytest
 
 import granular
 from granular import MapDataset, MultiprocessingOptions, ReadOptions, aio
-from granular.aio.runtime.lock import Lock
-from granular.aio.runtime.portal import run
 from granular.integrations.batches import Batches
+from tests.support.programs import run_in_child
 from tests.support.states import plain
 from tests.support.tables import pairwise
 
@@ -197,42 +193,6 @@ def test_next_after_a_cancellation_continues_the_started_work(change):
 
     assert asyncio.run(main()) == [0, 1, 2]
     assert sorted(calls) == [0, 1, 2]
-
-
-def run_in_child(function):
-    """Call a function in a forked child; returns the exit code: 0 for True."""
-    child = os.fork()
-    if not child:
-        sys.unraisablehook = lambda _: os._exit(3)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
-        try:
-            os._exit(0 if function() else 1)
-        finally:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def test_forked_child_does_not_inherit_locks_of_threads():
-    lock, within, release = Lock(), threading.Event(), threading.Event()
-
-    async def hold():
-        async with lock.turn():
-            within.set()
-            release.wait(30)
-
-    async def enter():
-        async with lock.turn():
-            return True
-
-    thread = threading.Thread(target=lambda: run(hold()))
-    thread.start()
-    within.wait(30)
-    try:
-        assert run_in_child(lambda: run(enter())) == 0
-    finally:
-        release.set()
-        thread.join()
 
 
 def test_forked_child_does_not_stop_the_workers_of_its_parent():

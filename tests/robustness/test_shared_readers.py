@@ -17,9 +17,8 @@ import pytest
 
 import granular
 from granular import aio
-from granular.aio.runtime.lock import Lock
-from granular.aio.runtime.portal import run
 from granular.errors import ClosedError, GranularError
+from tests.support.seams import on_loop
 from tests.support.states import plain
 from tests.support.streams import STREAMS
 from tests.support.tables import cover
@@ -217,34 +216,6 @@ async def test_reader_closed_while_it_opens_stays_closed(fakegcs):
         with pytest.raises(ClosedError):
             await read
     assert reader.closed
-
-
-def test_lock_across_loops_is_fair_and_survives_closed_loops():
-    lock, order = Lock(), []
-
-    async def enter(i):
-        async with lock.turn():
-            order.append(i)
-            await asyncio.sleep(0)
-
-    async def several():
-        await asyncio.gather(*map(enter, range(5)))
-
-    asyncio.run(several())
-    assert order == [0, 1, 2, 3, 4]
-
-    async def holds():
-        async with lock.turn():
-            await asyncio.sleep(60)
-
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(holds())
-    loop.run_until_complete(asyncio.sleep(0))
-    assert lock.queue
-    loop.close()  # under the one that holds it
-    asyncio.run(asyncio.wait_for(enter(5), 20))
-    assert order[-1] == 5
-    task._log_destroy_pending = False
 
 
 # --- one iterator, many threads
@@ -470,7 +441,6 @@ LOOPS = """
 import asyncio, gc, json, os, sys, weakref
 import granular
 from granular import aio
-from granular.aio.runtime.portal import run
 place = aio.Path(sys.argv[1], **json.loads(sys.argv[2]))
 if sys.argv[3] == 'uvloop':
     import uvloop
@@ -529,4 +499,4 @@ def test_closed_loop_does_not_close_readers(path):
     assert value_of(loop.run_until_complete(reader.aio.get(3))) == 3
     loop.close()
     assert value_of(reader[4]) == 4
-    assert value_of(run(reader.aio.get(5))) == 5
+    assert value_of(on_loop(reader.aio.get(5))) == 5

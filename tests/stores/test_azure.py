@@ -11,7 +11,6 @@ import pytest
 
 import granular
 from granular import aio
-from granular._support.redact import hidden
 from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -486,9 +485,3 @@ def test_the_container_of_an_address_is_shown_whole():
     assert path == granular.Path(url, anon=True, account_name='account')
     assert path != granular.Path(url.replace('account', 'other'), anon=True)
     assert path.store.fingerprint != granular.Path(url.replace('account', 'other'), anon=True).store.fingerprint
-    for address in (url, 'abfs://box@host/x', 'az://$root@host/x', f'cannot read {url}: x'):
-        assert hidden(address) == address
-    for address in ('abfs://user:word@host/x', 'https://box@host/x', 'xabfs://box@host/x', 's3://box@host'):
-        assert '...@host' in hidden(address)
-    signed = 'https://account.blob.core.windows.net/my-data/x?sv=2026&sr=c&sig=abc%2Bdef%3D'
-    assert hidden(signed) == 'https://account.blob.core.windows.net/my-data/x?sv=...&sr=...&sig=...'

@@ -10,8 +10,8 @@ import msgpack
 import pytest
 
 import granular
-from granular.aio.stores.base import Request
 from tests.support.faults import FaultServer
+from tests.support.seams import read_many
 from tests.support.tables import FULL_TABLES
 
 KiB, PAGE = 1024, 4096
@@ -274,8 +274,8 @@ def test_objects_with_the_same_table_slot_are_distinguished(tmp_path):
             patch(table, 0, bytes(8))  # so that the next object has the room of this one
             await (bucket / 'b').read_ranges([0], [1], version='"one"')
             # In one read, and in two at once.
-            jobs = [Request(name, [100_000], [200_000], '"one"') for name in files]
-            assert await bucket.store.read_many(jobs) == [files[name][100_000:200_000] for name in files]
+            both = await read_many(bucket, files, 100_000, 200_000, '"one"')
+            assert both == [files[name][100_000:200_000] for name in files]
             assert await asyncio.gather(last('a'), last('b')) == [files[name][290_000:] for name in files]
 
         asyncio.run(main())

@@ -13,9 +13,7 @@ import pytest
 
 import granular
 from granular import Path, aio
-from granular.aio.runtime.tasks import gather
 from granular.aio.stores import listing
-from granular.aio.stores.gcs import store as gcs
 from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -132,7 +130,7 @@ UNCHECKED = ('read', 'copy to a disk', 'write in parts', 'publish in parts')
 
 @pytest.mark.parametrize('name', [*READS, *WRITES])
 def test_operations_survive_one_fault_of_any_request(proxy, fakegcs, monkeypatch, tmp_path, name):
-    monkeypatch.setattr(gcs, 'PAGE', 2)  # otherwise a second page needs 1,001 objects
+    monkeypatch.setattr('granular.aio.stores.gcs.store.PAGE', 2)  # otherwise a second page needs 1,001 objects
     call, expected = (READS | WRITES)[name]
     direct = write_files(fakegcs.place())
     call(proxied(proxy, direct), tmp_path / 'none')
@@ -176,7 +174,7 @@ def large_folder(fakegcs):
             for number in range(first, count, 16):
                 await (granular.aio.Path(root) / f'{number:05}').write_bytes(b'x')
 
-        await gather([write(first) for first in range(16)])
+        await asyncio.gather(*(write(first) for first in range(16)))
 
     asyncio.run(main())
     return root
@@ -200,7 +198,7 @@ def test_broken_second_page_is_not_the_end_of_a_listing(proxy, large_folder, fau
     ),
 )
 def test_no_operation_takes_a_broken_page_for_the_last(proxy, fakegcs, monkeypatch, tmp_path, name, fault):
-    monkeypatch.setattr(gcs, 'PAGE', 2)  # otherwise a second page needs 1,001 objects
+    monkeypatch.setattr('granular.aio.stores.gcs.store.PAGE', 2)  # otherwise a second page needs 1,001 objects
     root = proxied(proxy, write_files(fakegcs.place()))
     proxy.plan = lambda call: fault if 'pageToken' in call.query else ''
     with pytest.raises(BadReplyError):

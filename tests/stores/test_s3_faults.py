@@ -43,7 +43,7 @@ from tests.support.s3_faults import Answer, S3Proxy
 from tests.support.servers import TLSProxy
 from tests.support.small_parts import PART, small_parts, taken_by_moto
 from tests.support.tables import cover, each_value, pairwise
-from tests.support.uploads import abandon_upload, publish
+from tests.support.uploads import abandon_upload, publish, unfinished_uploads
 
 BOUND = 50.0  # seconds: a reply that hangs takes a minute
 USUAL_PARTS = granular.IOConfig(
@@ -763,7 +763,7 @@ def test_copy_in_parts_keeps_headers_that_the_options_have_too(seaweed, monkeypa
     path('large', 'no-store', 'text/plain').write_bytes(bytes(6 << 20))
     target = path('copy', 'no-cache', 'text/html')
     path('large', 'no-cache', 'text/html').copy(target)
-    found = granular.aio.runtime.portal.run(headers(target.aio))
+    found = asyncio.run(headers(target.aio))
     assert (found['cache-control'], found['content-type']) == ('no-store', 'text/plain')
 
 
@@ -779,7 +779,7 @@ def test_source_replaced_while_it_is_copied_is_an_error(server, new_case, monkey
     server.plan('copy_part', stays=changed)
     with pytest.raises(ObjectChangedError):
         (case.root / 'large').copy(case.root / 'copy')
-    assert uploads(case.direct) == []
+    assert unfinished_uploads(case.direct) == []
     assert not (case.direct / 'copy').exists()
 
 
@@ -810,7 +810,7 @@ def test_upload_that_is_cancelled_while_it_begins_is_aborted(server, new_case, m
 
     asyncio.run(cancelled())
     monkeypatch.undo()
-    assert uploads(case.direct) == []
+    assert unfinished_uploads(case.direct) == []
 
 
 async def cancelled_at(server, call, kind):
@@ -852,7 +852,7 @@ def test_cancelled_replacement_leaves_the_former_or_the_new_object(server, new_c
 
     asyncio.run(cancelled())
     assert (case.direct / 'target').read_bytes() in (b'former', data)
-    assert uploads(case.direct) == []
+    assert unfinished_uploads(case.direct) == []
 
 
 @pytest.mark.parametrize('data', [b'small', LARGE], ids=['put', 'join'])
@@ -872,13 +872,6 @@ def test_new_object_of_a_cancelled_repetition_is_removed(server, new_case):
     assert not (case.direct / 'in' / 'new').exists()
 
 
-def uploads(path):
-    async def listed():
-        return [upload.key async for upload in path.store.uploads(path.key)]
-
-    return granular.aio.runtime.portal.run(listed())
-
-
 CLEANING = [
     *cover([['uploads', 'parts', 'abort']], [UNUSABLE, INTERRUPTED]),
     *cover([['abort']], [CARRIED_OUT]),
@@ -892,7 +885,7 @@ def test_passing_fault_does_not_keep_abandoned_uploads(server, new_case, kind, s
     server.plan(kind, script)
     removed = granular.clean(case.folder, older=0, remove=True)
     assert [(leftover.kind, leftover.size) for leftover in removed] == [('upload', PART)]
-    assert uploads(case.direct) == []
+    assert unfinished_uploads(case.direct) == []
 
 
 def test_pages_of_uploads_in_a_circle_are_an_error(server, new_case):
@@ -921,7 +914,7 @@ def test_lasting_fault_of_cleaning_is_an_error(server, new_case, kind, script):
             granular.clean(case.folder, older=0, remove=True)
     server.plan(kind)
     granular.clean(case.direct, older=0, remove=True)
-    assert uploads(case.direct) == []
+    assert unfinished_uploads(case.direct) == []
 
 
 # --- deleting

@@ -7,17 +7,39 @@ import uuid
 
 import numpy as np
 
-from granular.aio.caches.segments import FOLDER
-from granular.aio.stores.local.locks import is_locked
+from granular.aio.caches.segments import FOLDER, path_of
+from granular.aio.stores.local.locks import RangeLocks, is_locked
 
 RUN = f'run-{uuid.uuid4().hex[:12]}'
 """A part of each name, as several runs of the tests may share a machine."""
 
 
+def named_memory():
+    """Return the paths of all named memory."""
+    return {os.path.join(FOLDER, name) for name in os.listdir(FOLDER) if name.startswith('granular-')}
+
+
 def unheld_memory():
     """Return the paths of named memory that no process holds."""
-    paths = [os.path.join(FOLDER, name) for name in os.listdir(FOLDER) if name.startswith('granular-')]
-    return {path for path in paths if not is_locked(path) and os.path.lexists(path)}
+    return {path for path in named_memory() if not is_locked(path) and os.path.lexists(path)}
+
+
+def cache_file(name):
+    """Return the path of the memory of a named cache."""
+    return path_of('cache', name)
+
+
+def data_file(name):
+    """Return the path of the memory of a named source in memory."""
+    return path_of('data', name)
+
+
+def locked_table(name):
+    """Lock the table of a named cache, as a process that stores values; return what holds the lock."""
+    locks = RangeLocks(cache_file(name))
+    if not locks.lock(0, 1):
+        raise AssertionError(f'{name}: its table is locked')
+    return locks
 
 
 def open_memory():

@@ -15,7 +15,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import parquet
 
 import granular
-from granular.aio.datasources.discovery.names import pair_of
+from granular.aio.datasources.discovery import names
 from granular.formats import decode_example
 from tests.support.examples import encode, frame
 
@@ -92,7 +92,7 @@ class Format:
         """Return the content of the files with these records by their names, of which this is the first."""
         if self.data_of is None:
             return {name: self.of_records(records)}
-        index, data = pair_of(name)
+        index, data = names.pair_of(name)
         return {index: self.of_records(records), data: self.data_of(records)}
 
     def write(self, path: Any, records: Sequence[Any]) -> None:
@@ -119,6 +119,13 @@ FORMATS: Final = {
     ),
 }
 """The formats of files by the suffix of their names: `tests/datasources/test_contract.py` holds for each."""
+DECLARED: Final = set(names.FORMATS)
+"""The formats that the library opens."""
+
+
+def format_of(suffix: str) -> str:
+    """Return the name by which the library opens the files with a suffix."""
+    return names.format_of(f'x.{suffix}')
 
 
 def _of_numbers(form: Format) -> Callable[[Sequence[int]], bytes]:

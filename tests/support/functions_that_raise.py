@@ -22,9 +22,8 @@ import numpy as np
 
 import granular
 from granular import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, aio
-from granular.aio.runtime.immediate import to_loop
-from granular.aio.runtime.portal import run
 from granular.errors import GranularError, WorkerError
+from tests.support.seams import on_loop
 from tests.support.tables import cover
 
 BOUND: Final = 60.0  # seconds: far more than any case takes, as the machine may be busy
@@ -139,7 +138,6 @@ class Awaited(Indexed):
     """An asynchronous user data source that fetches many indices."""
 
     async def fetch(self, indices: Any) -> list[Any]:
-        await to_loop()
         await asyncio.sleep(0)
         return [self._fn(index) for index in np.asarray(indices).tolist()]
 
@@ -527,12 +525,7 @@ def probe() -> None:
     dataset = MapDataset.range(8).map(str).to_iter_dataset().flat_map(list).prefetch(2)
     with iter(dataset) as iterator:
         assert list(iterator) == list('01234567')
-    run(to_loop_and_return())
-
-
-async def to_loop_and_return() -> None:
-    await to_loop()
-    await asyncio.sleep(0)
+    on_loop(asyncio.sleep(0))
 
 
 def cases(way: str, folder: str) -> Iterator[tuple[str, str, Callable[[], Any]]]:

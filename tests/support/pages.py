@@ -73,9 +73,14 @@ def commands(block):
             yield words
 
 
+def command_group():
+    """Return the commands of ``granular``."""
+    return typer.main.get_command(app)
+
+
 def parse(words):
     """Parse a ``granular`` command without running it."""
-    group = typer.main.get_command(app)
+    group = command_group()
     name, command, arguments = group.resolve_command(click.Context(group), words[1:])
     command.make_context(name, arguments)
 

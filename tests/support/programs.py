@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tests.support.interpreters import without_slow_callbacks
@@ -35,3 +35,17 @@ def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     done.stderr = without_slow_callbacks(done.stderr)
     return done
+
+
+def run_in_child(function: Callable[[], object]) -> int:
+    """Call a function in a forked child. Returns the exit code: 0 for True."""
+    child = os.fork()
+    if not child:
+        sys.unraisablehook = lambda _: os._exit(3)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            os._exit(0 if function() else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -9,10 +9,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import typer.testing
 
 import granular
-from granular.cli.commands import app
 from granular.view.names import Names
 from tests.support.programs import INTERRUPTIBLE, program
 from tests.view.serving import Served
@@ -236,7 +234,7 @@ def test_tokens_are_shown_as_text(tmp_path, tokens):
 def test_command_takes_names(tmp_path):
     (tmp_path / 'classes.txt').write_text('zero\none\n')
     options = ['--classes', 'n=classes.txt', '--tokenizer', 'tokens=letters:decode']
-    code = INTERRUPTIBLE + 'import sys; from granular.cli import main; sys.exit(main())'
+    code = f"{INTERRUPTIBLE}import runpy; runpy.run_module('granular', run_name='__main__')"
     with program([sys.executable, '-c', code, 'view', 'd', *options]) as process:
         origin, _, token = process.stdout.readline().strip().partition('/?token=')
         columns = ask(types.SimpleNamespace(origin=origin, token=token), '/api/rows', path='').json['columns']
@@ -265,9 +263,10 @@ def test_names_of_classes_end_with_their_line(tmp_path):
 
 
 @pytest.mark.parametrize('option', ['--classes', '--tokenizer'])
-def test_command_says_what_names_it_expects(option):
-    result = typer.testing.CliRunner().invoke(app, ['view', '.', option, 'label'])
-    assert f'{option}: expected KEY=' in str(result.exception)
+def test_command_says_what_names_it_expects(option, granular_cli):
+    code, _, error = granular_cli('view', '.', option, 'label')
+    assert code == 1
+    assert f'{option}: expected KEY=' in error
 
 
 @pytest.mark.parametrize(

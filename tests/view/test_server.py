@@ -652,7 +652,7 @@ def test_missing_path_is_an_error(example):
 
 
 def test_command_prints_a_link_and_ends_with_an_interrupt(example):
-    code = INTERRUPTIBLE + 'import sys; from granular.cli import main; sys.exit(main())'
+    code = f"{INTERRUPTIBLE}import runpy; runpy.run_module('granular', run_name='__main__')"
     with program([sys.executable, '-c', code, 'view', f'{example}']) as process:
         link = process.stdout.readline().strip()
         assert re.fullmatch(r'http://127\.0\.0\.1:\d+/\?token=[\w-]{32}', link)

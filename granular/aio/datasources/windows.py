@@ -1,43 +1,27 @@
 """Windows over the steps of episodes: of states, actions, sequences of images and frames of videos."""
 
-import abc
 import copy
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from granular._support.indexing import MOST, Ints, check_integer, indices_of, integers_of
 from granular._support.text import counted
-from granular.aio.datasets.reader import DatasetReader
-from granular.aio.datasets.sharded_reader import (
-    AnyReader,
-    ShardedDatasetReader,
-    columns_of_shards,
-    compare_shards,
-    indexed_shards_of,
-)
-from granular.aio.datasets.steps import Steps, StoredSteps, Values, joined, values_at
 from granular.aio.datasources.indexed_files import SequenceSource
-from granular.aio.datasources.lerobot import LeRobotDataSource
+from granular.aio.datasources.step_sources import StepSource, step_source
+from granular.aio.datasources.window_values import values_of
 from granular.aio.pipeline.data_source import OpenedDataSource, as_data_source, file_bytes
-from granular.aio.pipeline.execution.failures import without_failures
-from granular.aio.pipeline.nodes.adapters import convert
-from granular.aio.pipeline.nodes.source import Source, length_of
+from granular.aio.pipeline.nodes.source import length_of
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.threads import map_threads
 from granular.errors import (
     ClosedError,
-    DatapointError,
     InvalidArgumentError,
-    NotFoundError,
-    ObjectChangedError,
-    UnknownKeyError,
 )
 from granular.formats.checksums import crc32c
 
-T = TypeVar('T')
 Window = dict[str, Any]
 Offsets = int | tuple[int, int] | Sequence[int] | Sequence[float] | Literal[True]
 Border = Literal['pad', 'drop']
@@ -46,21 +30,7 @@ _INEXACT: Final = 1e-4  # seconds between an offset and its step
 _SECONDS: Final = 'seconds need a list, such as [-0.5, 0.0]'
 _FARTHEST: Final = 1 << 30  # steps between a window and its values
 _MOST: Final = 1 << 26  # values of a key in a window
-_NUMBERS: Final = (np.ndarray, np.generic, int, float)
 _WHOLE: Final = None  # in place of offsets
-
-
-class StepSource(Protocol):
-    """Episodes whose values are read by their steps."""
-
-    async def open(self) -> None:
-        """Read where the values are."""
-
-    def lengths(self, key: str) -> Ints | None:
-        """Return how many steps each episode has of a key; None if that is not known before it is read."""
-
-    async def read(self, wanted: Sequence[Steps]) -> list[Values]:
-        """Return the values of keys, in the order of the steps, or of the episodes."""
 
 
 class Windows(SequenceSource[Window]):
@@ -178,7 +148,7 @@ class Windows(SequenceSource[Window]):
     async def _open(self) -> None:
         if isinstance(self._reader, OpenedDataSource):
             await ensure_open(self._reader)
-        source = _step_source(self._reader, self._offsets)
+        source = step_source(self._reader, {key: own is _WHOLE for key, own in self._offsets.items()})
         await source.open()
         lengths = self._lengths_of(source)
         if self._episodes is not None:
@@ -240,7 +210,10 @@ class Windows(SequenceSource[Window]):
         within = indices - np.where(owners > 0, self._stops[owners - 1], 0)
         episodes = owners if self._chosen is None else self._chosen[owners]
         steps = within * self._stride - (self._least if self._border == 'drop' else 0)
-        views = {key: self._view(key, offsets, episodes, steps) for key, offsets in self._offsets.items()}
+        views = {
+            key: values_of(key, offsets, self._starts, episodes, steps, self._fps)
+            for key, offsets in self._offsets.items()
+        }
         values = await source.read([view.wanted for view in views.values()])
         parts = dict(zip(views, values, strict=True))
 
@@ -253,115 +226,6 @@ class Windows(SequenceSource[Window]):
             return out
 
         return await map_threads(window, len(indices))
-
-    def _view(self, key: str, offsets: range | Ints | None, episodes: Ints, steps: Ints) -> '_View':
-        lengths = np.diff(self._starts)
-        if offsets is _WHOLE:
-            once, again = np.unique(episodes, return_inverse=True)
-            return _Shared(Steps(key, once, lengths[once]), again)
-        kind: Any = _Range if isinstance(offsets, range) else _Picked
-        view: _View = kind(key, self._starts, episodes, steps, offsets, self._fps)
-        return view
-
-
-class _View(abc.ABC):
-    """A key of some windows: what is read, and where in it the values of each window are."""
-
-    wanted: Steps
-
-    @abc.abstractmethod
-    def values(self, i: int, read: Values, name: str) -> Any:
-        """Return the values of a window."""
-
-    def pads(self, i: int) -> NDArray[np.bool_] | None:
-        """Return which values of a window are beyond its episode; None for a value that all steps share."""
-        return None
-
-
-class _Shared(_View):
-    """A value that all steps of an episode share."""
-
-    def __init__(self, wanted: Steps, places: NDArray[Any]) -> None:
-        self.wanted = wanted
-        self._places = places
-
-    def values(self, i: int, read: Values, name: str) -> Any:
-        return copy.deepcopy(read[self._places[i]])  # windows of an episode share no memory
-
-
-class _Range(_View):
-    """Values at consecutive steps: those of windows that overlap are one run."""
-
-    def __init__(self, key: str, starts: Ints, episodes: Ints, steps: Ints, offsets: range, fps: float | None) -> None:
-        lasts = starts[episodes + 1] - starts[episodes] - 1
-        self._count = len(offsets)
-        self._lasts = lasts
-        self._from = steps + offsets[0]
-        begins = np.clip(self._from, 0, lasts)
-        self._sizes = np.clip(self._from + self._count - 1, 0, lasts) + 1 - begins
-        codes = starts[episodes] + begins  # of steps of all episodes, one behind the other
-        order = np.argsort(codes, kind='stable')
-        reached = np.maximum.accumulate((codes + self._sizes)[order])
-        is_first = np.append(True, codes[order][1:] >= reached[:-1])
-        firsts, ends = codes[order][is_first], reached[np.append(is_first[1:], True)]
-        owners = np.searchsorted(starts, firsts, side='right') - 1
-        lengths = starts[owners + 1] - starts[owners]
-        self.wanted = Steps(key, owners, lengths, firsts - starts[owners], ends - starts[owners], fps)
-        before = np.append(0, np.cumsum(ends - firsts))[np.cumsum(is_first) - 1]
-        self._places = np.empty_like(order)
-        self._places[order] = before + codes[order] - firsts[np.cumsum(is_first) - 1]
-
-    def values(self, i: int, read: Values, name: str) -> Any:
-        place, size = int(self._places[i]), int(self._sizes[i])
-        values = read[place : place + size]
-        if size == self._count:
-            return values.copy() if isinstance(values, np.ndarray) else _stacked(values, name)
-        left = min(max(0, int(-self._from[i])), self._count - 1)
-        repeated = np.clip(np.arange(self._count) - left, 0, size - 1)
-        if isinstance(values, np.ndarray):
-            return values[repeated]
-        return _stacked([values[k] for k in repeated.tolist()], name)
-
-    def pads(self, i: int) -> NDArray[np.bool_]:
-        steps = self._from[i] + np.arange(self._count)
-        pads: NDArray[np.bool_] = (steps < 0) | (steps > self._lasts[i])
-        return pads
-
-
-class _Picked(_View):
-    """Values at some steps."""
-
-    def __init__(self, key: str, starts: Ints, episodes: Ints, steps: Ints, offsets: Ints, fps: float | None) -> None:
-        wanted = steps[:, None] + offsets
-        inside = np.clip(wanted, 0, (starts[episodes + 1] - starts[episodes] - 1)[:, None])
-        self._pads: NDArray[np.bool_] = wanted != inside
-        once, places = np.unique(starts[episodes][:, None] + inside, return_inverse=True)
-        self._places = places.reshape(wanted.shape)
-        owners = np.searchsorted(starts, once, side='right') - 1
-        begins = once - starts[owners]
-        self.wanted = Steps(key, owners, starts[owners + 1] - starts[owners], begins, begins + 1, fps)
-
-    def values(self, i: int, read: Values, name: str) -> Any:
-        places = self._places[i]
-        return read[places] if isinstance(read, np.ndarray) else _stacked([read[k] for k in places.tolist()], name)
-
-    def pads(self, i: int) -> NDArray[np.bool_]:
-        pads: NDArray[np.bool_] = self._pads[i]
-        return pads
-
-
-def _stacked(values: list[Any], name: str) -> Any:
-    """Return numbers and arrays along a new first axis, and other values as they are."""
-    if not isinstance(values[0], _NUMBERS):
-        return copy.deepcopy(values)  # windows that overlap share no memory
-    try:
-        return np.stack(values)
-    except ValueError:
-        shapes = sorted({np.shape(value) for value in values})
-        raise DatapointError(
-            f'{name}: expected values of one shape, got {shapes!s:.100}: store them with one, or as a type such as '
-            f"'tree[]', whose values are not stacked"
-        ) from None
 
 
 def _described(values: Ints) -> str:
@@ -422,98 +286,3 @@ def _steps_at(key: str, seconds: NDArray[np.float64], fps: float | None) -> Ints
             f'whole number of steps'
         )
     return steps.astype(np.int64)
-
-
-def _step_source(reader: Any, offsets: Mapping[str, range | Ints | None]) -> StepSource:
-    if isinstance(reader, DatasetReader | ShardedDatasetReader):
-        return _Stored(reader, offsets)
-    if isinstance(reader, LeRobotDataSource):
-        return _Told(reader, offsets)
-    return _Fetched(convert(reader), offsets)
-
-
-class _Stored:
-    """The steps of a dataset of granular."""
-
-    def __init__(self, reader: AnyReader, offsets: Mapping[str, range | Ints | None]) -> None:
-        self._reader = reader
-        self._keys = {key: own is _WHOLE for key, own in offsets.items()}
-
-    async def open(self) -> None:
-        await compare_shards(self._reader)
-        self._steps = StoredSteps(columns_of_shards(self._reader), self._keys)
-        await self._retried(self._steps.open)
-
-    def lengths(self, key: str) -> Ints | None:
-        return self._steps.lengths(key)
-
-    async def read(self, wanted: Sequence[Steps]) -> list[Values]:
-        return await self._retried(lambda: self._steps.read(wanted))
-
-    async def _retried(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Read. If a shard is not the one in the index, the error says so."""
-        try:
-            return await read()
-        except (ObjectChangedError, NotFoundError) as error:
-            if (indexed := indexed_shards_of(self._reader)) is None:
-                raise
-            raise indexed.outdated(error) from error
-
-
-class _Told:
-    """The steps of a source that reads them itself."""
-
-    def __init__(self, source: LeRobotDataSource[Any], offsets: Mapping[str, range | Ints | None]) -> None:
-        self._source = source
-        self._keys = list(offsets)
-
-    async def open(self) -> None:
-        for key in self._keys:
-            self._lengths = await self._source.sizes(key)
-
-    def lengths(self, key: str) -> Ints:
-        return self._lengths
-
-    async def read(self, wanted: Sequence[Steps]) -> list[Values]:
-        return await self._source.read(wanted)
-
-
-class _Fetched:
-    """The steps of any other source, whose elements are read whole."""
-
-    def __init__(self, source: Source, offsets: Mapping[str, range | Ints | None]) -> None:
-        if source.endless or source.sparse:
-            raise InvalidArgumentError(
-                f'{source.describe()}: expected episodes that are known by their number: windows come before repeat, '
-                f'filter and the like'
-            )
-        self._whole = source
-        self._source = source.select(list(offsets)) or source
-        self._keys = [key for key, own in offsets.items() if own is not _WHOLE]
-        self._lengths: dict[str, Ints] = {}
-
-    async def open(self) -> None:
-        for key in self._keys:
-            if (sizes := await self._whole.measure((key,))) is not None:
-                self._lengths[key] = sizes
-
-    def lengths(self, key: str) -> Ints | None:
-        return self._lengths.get(key)
-
-    async def read(self, wanted: Sequence[Steps]) -> list[Values]:
-        episodes = np.unique(np.concatenate([own.datapoints for own in wanted]))
-        datapoints = without_failures(await self._source.fetch(episodes))
-        by_episode = dict(zip(episodes.tolist(), datapoints, strict=True))
-        return [self._values(own, by_episode) for own in wanted]
-
-    def _values(self, wanted: Steps, datapoints: Mapping[int, Any]) -> Values:
-        key = wanted.key
-        out = []
-        for episode, steps, length in zip(*wanted.once(), strict=True):
-            name = f'{self._whole.describe()}: datapoint {episode}, key {key!r}'
-            try:
-                value = datapoints[int(episode)][key]
-            except (KeyError, TypeError, IndexError):
-                raise UnknownKeyError(f'{name}: has no such key') from None
-            out.append(value if wanted.begins is None else values_at(value, steps, length, name))
-        return out if wanted.begins is None else joined(out)

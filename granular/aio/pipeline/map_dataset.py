@@ -19,6 +19,7 @@ from granular.aio.pipeline.execution.failures import OnError, without_failures
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes import combinations, elements, selection
 from granular.aio.pipeline.nodes import indices as nodes
+from granular.aio.pipeline.nodes.batches import Batch
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.nodes.stacking import warn_of_no_batch
@@ -311,7 +312,7 @@ class MapOperations(Traceable, Chain, abc.ABC, Generic[Element_co]):
         Raises:
           InvalidArgumentError: if the dataset was filtered: call ``to_iter_dataset()`` before ``batch()``.
         """
-        batches = elements.Batch(self._node, batch_size, drop_remainder, batch_fn)
+        batches = Batch(self._node, batch_size, drop_remainder, batch_fn)
         if batches.source_length and not len(batches):
             warn_of_no_batch(batches.describe(), counted(batches.source_length, 'element'))
         return self._of(batches)

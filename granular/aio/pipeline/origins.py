@@ -10,9 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from granular._support.indexing import Ints, grouped, integers_of
 from granular._support.text import counted
+from granular.aio.pipeline.nodes.batches import Batch
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.combinations import SourceChoice, Zip, choices_of
-from granular.aio.pipeline.nodes.elements import Batch, Excluded, Filter, Handled, Streamed
+from granular.aio.pipeline.nodes.elements import Excluded, Filter, Handled, Streamed
 from granular.aio.pipeline.nodes.indices import IndexNode, in_epochs, inner_indices
 from granular.aio.pipeline.nodes.planned import Planned
 from granular.aio.pipeline.nodes.source import Source, parents_of

@@ -11,6 +11,7 @@ from granular.aio.pipeline.data_loader import DataLoader, dataset_of
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.nodes import elements
+from granular.aio.pipeline.nodes.batches import Batch
 from granular.aio.pipeline.nodes.indices import IndexNode, Wrapped
 from granular.aio.pipeline.nodes.size_batches import SizeBatches
 from granular.aio.pipeline.nodes.source import Source
@@ -91,7 +92,7 @@ async def _spec_of(stage: Any) -> Any:
         return await _spec_of(stage.parents[0])
     if isinstance(stage, _UNCHANGED) or (isinstance(stage, ElementFunction) and stage.name == 'filter'):
         return await _spec_of(stage.parents[0])
-    if isinstance(stage, elements.Batch | BatchOf) and stage.fn is stack:
+    if isinstance(stage, Batch | BatchOf) and stage.fn is stack:
         size = stage.size if stage.drop_remainder else None
         is_known = not await _nullable_keys(stage.parents[0])
         spec = _batched(await _spec_of(stage.parents[0]), size) if is_known else None

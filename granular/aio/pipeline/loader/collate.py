@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from granular._support.lazy import is_masked
 from granular.aio.pipeline.execution.failures import Errors, Failure, OnError
+from granular.aio.pipeline.nodes.batches import weight_of
 from granular.aio.pipeline.nodes.source import Source, all_stages
 from granular.aio.pipeline.nodes.stacking import (
     NUMBERS,
@@ -23,7 +24,6 @@ from granular.aio.pipeline.nodes.stacking import (
     stack_leaves,
 )
 from granular.aio.pipeline.streams.decoding import Decoding, measured_roots
-from granular.aio.pipeline.streams.read import weight_of
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import DatapointError

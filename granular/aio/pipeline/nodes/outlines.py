@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from granular._support.indexing import Ints
+from granular.aio.pipeline.nodes.batches import Batch
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.combinations import (
     Concatenate,
@@ -21,7 +22,7 @@ from granular.aio.pipeline.nodes.combinations import (
     choices_of,
     turns_before,
 )
-from granular.aio.pipeline.nodes.elements import Batch, Excluded, Filter, Handled, Streamed
+from granular.aio.pipeline.nodes.elements import Excluded, Filter, Handled, Streamed
 from granular.aio.pipeline.nodes.indices import (
     ENDLESS,
     IndexNode,

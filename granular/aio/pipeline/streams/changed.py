@@ -3,9 +3,10 @@
 from typing import NoReturn
 
 from granular.aio.pipeline.lines import Applied
+from granular.aio.pipeline.nodes.batches import Batch
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
-from granular.aio.pipeline.nodes.elements import Batch, Handled
 from granular.aio.pipeline.nodes.elements import Excluded as Excluding
+from granular.aio.pipeline.nodes.elements import Handled
 from granular.aio.pipeline.nodes.indices import Repeat, Seeded, Shuffle, WindowShuffle, Wrapped
 from granular.aio.pipeline.nodes.source import Source, all_stages
 from granular.aio.pipeline.position import RestoreRules, of_former

@@ -6,13 +6,14 @@ from typing import Any
 from granular._support.indexing import Seed
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.lines import Line
+from granular.aio.pipeline.nodes.batches import Batch
 from granular.aio.pipeline.nodes.elements import NONE, OPERATIONS, Element, Handled, Streamed, after_handled, parts_of
-from granular.aio.pipeline.nodes.indices import Wrapped, seed_in_epoch
+from granular.aio.pipeline.nodes.indices import IndexNode, Wrapped, seed_in_epoch
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import FREE, Fit, RestoreRules
 from granular.aio.pipeline.streams.flow import Counter, FilterCheck, Flow, number_of
 from granular.aio.pipeline.streams.held import Holding
-from granular.aio.pipeline.streams.read import Read, gapless
+from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_checked, method_of, name_of
@@ -43,7 +44,7 @@ class ElementFunction(Stream):
         if self.name == 'filter':
             fits = not read.allow_nones
         elif self.name == 'map_with_index':
-            fits = read.shard.shard_count == 1 and dense and gapless(source)
+            fits = read.shard.shard_count == 1 and dense and _gapless(source)
         else:
             fits = dense or self.name == 'map'
         return read.replaced(parents=(self.node(source),)) if fits else None
@@ -198,3 +199,10 @@ class FlatMapping(Holding):
     def _forget(self) -> None:
         super()._forget()
         self._computed = self._computed and [None] * len(self._computed)
+
+
+def _gapless(source: Source) -> bool:
+    """Return whether no element of a source is None, as far as this is known without computing them."""
+    if isinstance(source, IndexNode | Batch) and not source.sparse:
+        return isinstance(source, Batch) or _gapless(source.parents[0])
+    return bool(getattr(source, 'gapless', False))

@@ -1,25 +1,27 @@
 """Reading: the elements of a source, in chunks that are read ahead."""
 
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
 from granular.aio.pipeline.execution.failures import Errors, Failure, Handler, OnError
 from granular.aio.pipeline.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.nodes import elements
-from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
-from granular.aio.pipeline.nodes.indices import ENDLESS, LONGEST, IndexNode, Repeat, Slice, part_of
+from granular.aio.pipeline.nodes.batches import Batch, weight_of
+from granular.aio.pipeline.nodes.elements import NONE, KeptNone
+from granular.aio.pipeline.nodes.indices import ENDLESS, LONGEST, Repeat, Slice, part_of
 from granular.aio.pipeline.nodes.left_out import leaving_out
 from granular.aio.pipeline.nodes.outlines import length_if_known, outline_of
 from granular.aio.pipeline.nodes.patterns import nested
 from granular.aio.pipeline.nodes.size_batches import SizeBatches
-from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
+from granular.aio.pipeline.nodes.source import Source, all_stages
 from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import FREE, EvenTurns, RestoreRules, Turns
 from granular.aio.pipeline.shards import ShardOptions, as_shard
 from granular.aio.pipeline.streams.changed import position_after
-from granular.aio.pipeline.streams.decoding import Decoding, small_nbytes
+from granular.aio.pipeline.streams.chunks import Chunk, ChunkTask
+from granular.aio.pipeline.streams.decoding import small_nbytes
 from granular.aio.pipeline.streams.flow import FilterCheck, Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ReadOptions, as_read_options
@@ -179,34 +181,6 @@ class Read(Stream):
         return f'to_iter_dataset({"allow_nones=True" if self.allow_nones else ""})'
 
 
-class _Chunk(NamedTuple):
-    """Elements in reverse, as they are taken from the end; their estimated size in bytes, and their types."""
-
-    rest: list[Any]
-    nbytes: int
-    kinds: set[type]
-
-
-class _ChunkTask:
-    """Loads chunks of a source, in this process or in a worker."""
-
-    captures = True
-
-    def __init__(self, source: Source, turns: Turns, memory: int) -> None:
-        self._source, self._turns = source, turns
-        self._decoding = Decoding(source, weight_of(source), memory)
-
-    def stages(self) -> list[Source]:
-        return all_stages(self._source)
-
-    async def compute(self, position: int, count: int) -> _Chunk:
-        turns, stride = self._turns, self._turns.stride
-        rounds = np.arange(position, position + stride * count, stride)
-        indices = await offload(turns.taken, rounds) if isinstance(turns, EvenTurns) else turns.taken(rounds)
-        chunk = await self._decoding.fetch(indices)
-        return _Chunk(chunk[::-1], estimate_nbytes(chunk), set(map(type, chunk)))
-
-
 class Reading(Flow):
     """Reads a source. Its state is the position in the ``Turns`` of the shards, which take turns from there on."""
 
@@ -225,8 +199,8 @@ class Reading(Flow):
         weight = read.weight
         self._chunk_size = max(1, chunk // weight)
         processes = 0 if read.workers is None else read.workers.num_workers
-        task = _ChunkTask(read.source, self.turns, options.memory // max(1, processes))
-        compute: Callable[..., Coroutine[Any, Any, _Chunk]] = task.compute
+        task = ChunkTask(read.source, self.turns, options.memory // max(1, processes))
+        compute: Callable[..., Coroutine[Any, Any, Chunk]] = task.compute
         ask = None
         self._deepest = _CHUNKS
         if (workers := read.workers) is not None and workers.num_workers:
@@ -235,7 +209,7 @@ class Reading(Flow):
             self._workers = Workers(task, workers.num_workers, workers.start_method, workers.worker_init_fn)
             compute, ask = self._workers.compute, self._workers.ask
             self._deepest = max(_CHUNKS, workers.num_workers * workers.per_worker_buffer_size)
-        self.ahead: Prefetch[_Chunk] = Prefetch(
+        self.ahead: Prefetch[Chunk] = Prefetch(
             compute, ask, self._stride, weight, max(1, options.num_threads), 'stream', True
         )
         # The bytes of the largest element, and until one is read, of a small stored one; 0 if neither is known.
@@ -391,7 +365,7 @@ class Reading(Flow):
             f'exclude()'
         )
 
-    def _learn(self, chunk: _Chunk) -> None:
+    def _learn(self, chunk: Chunk) -> None:
         """Limit the read-ahead to the memory setting, and enlarge chunks of small elements."""
         ahead, size, count = self.ahead, chunk.nbytes, len(chunk.rest)
         self._bytes += size
@@ -491,16 +465,3 @@ def _filters_of(source: Source) -> str:
     names = list(dict.fromkeys(next(filter(None, found), [source.describe()])))
     more = f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''
     return ', '.join(names[:_SHOWN]) + more
-
-
-def gapless(source: Source) -> bool:
-    """Return whether no element of a source is None, as far as this is known without computing them."""
-    if isinstance(source, IndexNode | Batch) and not source.sparse:
-        return isinstance(source, Batch) or gapless(source.parents[0])
-    return bool(getattr(source, 'gapless', False))
-
-
-def weight_of(source: Source) -> int:
-    """Return the number of datapoints per element of a source."""
-    source_weight = max((weight_of(parent) for parent in source.parents), default=1)
-    return source_weight * source.size if isinstance(source, Batch) else source_weight
