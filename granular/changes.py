@@ -87,8 +87,9 @@ class AugmentationSeed:
 class Grown:
     """A source that has more datapoints, from the next epoch on.
 
-    The state must be at the end of an epoch of it. Within an epoch, mix the new datapoints as a stream of their own, or
-    load a state of the end of the epoch.
+    The state must be at the end of an epoch of it. Within an epoch, and of a pack that holds some, copy the
+    former datapoints by ``granular.rewrite(..., keep=range(n))``, declare :class:`Moved`, and mix the new ones as a
+    stream that is :class:`Added`.
 
     ::
 
@@ -108,13 +109,15 @@ class Grown:
 class Moved:
     """A source at another address, such as a copy of the dataset, with as many datapoints and bytes.
 
+    With other values, which have other bytes, continue by ``set_next_index``, without the state.
+
     ::
 
         state = iterator.state_dict()
         iterator.load_state_dict(state, changes=[granular.changes.Moved("DatasetReader('./copy')")])
 
     Args:
-      source: the new description of the source.
+      source: the new description of the source, as an error or ``describe_state`` names it.
     """
 
     source: str
@@ -138,7 +141,7 @@ class Renamed:
 
 @dataclasses.dataclass(frozen=True)
 class Excluded:
-    """Other datapoints that :meth:`granular.MapDataset.exclude` leaves out, from the next one on.
+    """Other datapoints that :meth:`granular.MapDataset.exclude` leaves out, of those that follow.
 
     What a stage holds must be the same when it is read again: a datapoint of a pack of which rows were given out is
     refused.

@@ -7,7 +7,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
 
 from granular._support.indexing import check_integer
 from granular.aio.pipeline.execution.hand_over import HandOver, exclusively
@@ -26,6 +26,21 @@ ANSWERS: Final = {
     'num_workers': 'to_iter_dataset().batch(64), with mp_prefetch(8) for processes',
 }
 """Arguments of other libraries, and what to pass to ``Batches`` instead."""
+
+
+class _OfIterators:
+    """A name of iterators and loaders, for which there is an answer in place of an attribute."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, batches: Any, owner: type) -> NoReturn:
+        raise AttributeError(
+            f'{owner.__name__!r} object has no attribute {self._name!r}: call it of the Loader or of '
+            f'iter(stream), and pass its state_dict() to load_state_dict of the batches',
+            name=self._name,
+            obj=batches,
+        )
 
 
 class _Conversion:
@@ -96,6 +111,9 @@ class Batches(HandOver[Any], Closing):
       batches: a :class:`granular.Loader`, or any iterable of batches; other elements are converted one by one.
       buffer: number of batches to convert ahead, which bounds the memory in addition to the loader's own.
     """
+
+    if not TYPE_CHECKING:
+        get_next_index, set_next_index, indices = _OfIterators(), _OfIterators(), _OfIterators()
 
     def __init__(self, batches: Any, buffer: int) -> None:
         super().__init__()

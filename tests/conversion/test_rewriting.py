@@ -182,9 +182,10 @@ async def test_a_dataset_without_shards_stays_one_and_several_become_shards(tmp_
     second = write(tmp_path / 'second', ([point(2), point(3), point(4)],))
     await aio.rewrite(first, tmp_path / 'copy')
     assert contents(tmp_path / 'copy') == contents(first)
-    done = await aio.rewrite([first, second], tmp_path / 'both', exclude={-1})
-    assert (done.datapoints, done.shards) == (4, 2)
-    assert rows_of(tmp_path / 'both') == [point(i) for i in range(4)]
+    for name, exclude in (('both', {-1}), ('from a list', [4, -1, 4])):
+        done = await aio.rewrite([first, second], tmp_path / name, exclude=exclude)
+        assert (done.datapoints, done.shards) == (4, 2)
+        assert rows_of(tmp_path / name) == [point(i) for i in range(4)]
     await aio.rewrite(first, tmp_path / 'columns', layout='columns', drop=['texts'], checksums=False)
     assert rows_of(tmp_path / 'columns') == [point(i, 'columns') for i in range(2)]
     assert not list((tmp_path / 'columns').glob('*.crc'))
@@ -436,7 +437,7 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path):
 
 MISTAKES = [
     ({'keep': [0, 14]}, OutOfRangeError, r'keep: .*source: index 14 is out of range: expected -14 to 13'),
-    ({'exclude': [3, 4, 3]}, InvalidArgumentError, r'exclude: index 3 is there twice, at 0 and 2'),
+    ({'keep': [3, 4, 3]}, InvalidArgumentError, r'keep: index 3 is there twice, at 0 and 2'),
     ({'keep': [4, 3]}, InvalidArgumentError, r'keep: index 3 comes after 4: .* pass shardlen or shards'),
     ({'keep': [True] * 3}, InvalidArgumentError, r'keep: has 3 booleans, and .*source has 14 datapoints'),
     ({'keep': 3}, InvalidArgumentError, r'expected a 1-D sequence of integers'),

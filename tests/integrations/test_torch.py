@@ -299,6 +299,26 @@ def test_batches_and_their_states(device):
         plain.state_dict()
 
 
+@pytest.mark.parametrize('kind', ['stream', 'Loader'])
+def test_batches_jump_by_a_state_of_what_they_are_made_of(kind):
+    from granular.integrations.torch import Batches
+
+    dataset = MapDataset.range(12).map(lambda x: {'x': x})
+    source = dataset.to_iter_dataset().batch(2) if kind == 'stream' else granular.Loader(dataset, 2)
+    with Batches(source) as batches:
+        for name in ('get_next_index', 'set_next_index', 'indices'):
+            assert not hasattr(batches, name)
+            message = (
+                rf"'Batches' .* '{name}': call it of the Loader or of iter\(stream\), and pass its state_dict\(\) to"
+            )
+            with pytest.raises(AttributeError, match=message):
+                getattr(batches, name)
+        iterator = iter(source)
+        iterator.set_next_index(4)
+        batches.load_state_dict(iterator.state_dict())
+        assert next(batches)['x'].tolist() == [8, 9]
+
+
 def test_batches_know_what_their_stream_skipped():
     from granular.integrations.torch import Batches
 

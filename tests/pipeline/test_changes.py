@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -155,6 +156,23 @@ def test_excluded_datapoints_come_no_more():
     assert 'holds a window back' in refusal(stream(3).window_shuffle(4, 1), window, [excluded])
 
 
+@pytest.mark.parametrize('hosts', [1, 2])
+def test_an_excluded_document_that_a_pack_holds_is_named_by_its_index_in_the_source(hosts):
+    def rows(*excluded):
+        documents = corpus().exclude(excluded).shuffle(1).repeat()
+        stream = documents.to_iter_dataset(shard_options=granular.ShardOptions(hosts - 1, hosts))
+        return IterDataset.mix({'web': stream.map(lambda x: x).pack({'tokens': 8}, strategy='concat_then_split')})
+
+    for count in range(1, 60):
+        taken, state = saved_after(rows(2), count)
+        begun, place = divmod(tokens_of(taken)[-1] - 1, 100)
+        if place == begun % 13:
+            continue  # it was the last token of a document
+        message = refusal(rows(2, begun), state, [changes.Excluded()])
+        found = re.search(r'as exclude\(\) leaves out \[(.*)\] of Corpus\(web\)', message)
+        assert str(begun) in found[1].split(', ')
+
+
 def test_nothing_that_is_excluded_is_no_stage():
     with_none = corpus().exclude([]).shuffle(1).to_iter_dataset()
     assert ids(with_none) == ids(corpus().shuffle(1).to_iter_dataset())
@@ -181,6 +199,7 @@ def test_excluded_documents_that_a_pack_holds_are_refused_and_others_leave_its_r
             rest = continued(rows(8), state, [changes.Excluded()])
         except StateError as error:
             assert 'holds 1 element from number 8 on' in str(error)  # noqa: PT017 - either
+            assert 'as exclude() leaves out [8] of Corpus(web): continue' in str(error)  # noqa: PT017
             outcomes.add('refused')
             continue
         outcomes.add('continued')
@@ -335,3 +354,64 @@ def test_rows_of_other_features_are_refused():
     assert len(continued(rows(a=6, b=4), state, [changes.RowLength({'a': 6, 'b': 4})])) > 0
     for other in (rows(b=4, a=4), rows(a=4), rows(a=4, c=4)):
         assert 'changes=' not in refusal(other, state)
+
+
+def write(path, values):
+    with granular.DatasetWriter(path, {'tokens': 'array', 'label': 'utf8'}) as writer:
+        for i, value in enumerate(values):
+            writer.append({'tokens': np.full(i % 13 + 1, i), 'label': value})
+    return path
+
+
+def test_a_corpus_that_was_appended_to_continues_as_a_copy_of_its_former_part(tmp_path):
+    def rows(**paths):
+        corpora = {name: MapDataset.source(granular.open(path)).select(['tokens']) for name, path in paths.items()}
+        streams = {name: data.shuffle(1).repeat().to_iter_dataset() for name, data in corpora.items()}
+        return IterDataset.mix({name: stream.pack({'tokens': 16}) for name, stream in streams.items()})
+
+    former, grown = write(tmp_path / 'former', ['a'] * 30), write(tmp_path / 'grown', ['a'] * 40)
+    _, state = saved_after(rows(web=former), 3)
+    with iter(rows(web=grown)) as iterator, pytest.raises(StateError) as caught:
+        iterator.set_state(state)
+    message = refusal(rows(web=grown), state, declared_in(caught.value))
+    assert 'copy the former datapoints by granular.rewrite(..., keep=range(30)), declare Moved' in message
+    granular.rewrite(grown, tmp_path / 'copy', keep=range(30))
+    granular.rewrite(grown, tmp_path / 'new', keep=range(30, 40))
+    expected = list(itertools.islice(rows(web=former), 3, 20))
+    moved = rows(web=tmp_path / 'copy', new=tmp_path / 'new')
+    with iter(moved) as iterator:
+        description = granular.describe_state(iterator.state_dict()).sources[0].source
+        assert description.endswith("copy'), keys tokens")
+        iterator.set_state(state, [changes.Moved(description), changes.Added('new')])
+        rest = list(itertools.islice(iterator, 34))
+    assert tokens_of(row for row in rest if row['tokens'].max() < 30) == tokens_of(expected)
+
+
+def test_other_values_of_keys_that_are_read_continue_by_a_number(tmp_path):
+    def stream(path, *keys):
+        dataset = MapDataset.source(granular.open(path))
+        return (dataset.select(keys) if keys else dataset).shuffle(1).repeat().to_iter_dataset()
+
+    before, after = write(tmp_path / 'before', ['a'] * 30), write(tmp_path / 'after', ['longer'] * 30)
+    declared = [changes.Moved(f'DatasetReader({str(after)!r})')]
+    taken, state = saved_after(stream(before), 7)
+    assert 'with other bytes: if they are meant, set_next_index(step)' in refusal(stream(after), state, declared)
+    with iter(stream(after)) as iterator:
+        iterator.set_next_index(7)
+        assert next(iterator)['tokens'].tolist() == next(itertools.islice(stream(before), 7, None))['tokens'].tolist()
+    _, state = saved_after(stream(before, 'tokens'), 7)  # from the start, without the labels
+    assert len(continued(stream(after, 'tokens'), state, declared, 10)) == 10
+
+
+def test_a_pipeline_that_was_changed_begins_at_an_epoch():
+    def loaded(dataset):
+        return dataset.to_iter_dataset().pack({'tokens': 16}, strategy='concat_then_split')
+
+    data, other = corpus(), corpus().shuffle(1)
+    message = refusal(loaded(other.repeat()), saved_after(loaded(data.repeat()), 30)[1])
+    assert message.endswith('of an epoch, by set_next_index(epoch * steps) or dataset.repeat()[epoch * len(dataset):]')
+    expected = [token for element in list(other.repeat(3))[60:] for token in element['tokens'].tolist()]
+    assert tokens_of(itertools.islice(loaded(other.repeat()[2 * len(other) :]), 10)) == expected[:160]
+    with iter(other.repeat().to_iter_dataset()) as iterator:
+        iterator.set_next_index(2 * len(other))
+        assert ids(itertools.islice(iterator, 30)) == ids(list(other.repeat(3))[60:])

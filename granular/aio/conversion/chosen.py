@@ -66,7 +66,7 @@ async def _indices(argument: str, chosen: Chosen, sources: DatasetSources, decod
         return np.flatnonzero(mask)
     rows = indices_of(chosen, length, f'{argument}: {sources.name}')
     values, counts = np.unique(rows, return_counts=True)
-    if len(values) < len(rows):
+    if argument == 'keep' and len(values) < len(rows):
         index = int(values[counts > 1][0])
         first, second = np.flatnonzero(rows == index)[:2].tolist()
         raise InvalidArgumentError(

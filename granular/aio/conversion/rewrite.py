@@ -114,7 +114,7 @@ async def rewrite(
       keep: the datapoints to keep: indices, which may be negative, in the order in which they are written (another one
         than that of the source needs ``shards`` or ``shardlen``); booleans of shape ``(len(source),)``; or a function
         that returns a boolean. By default all.
-      exclude: the datapoints to leave out, given likewise, in any order, or as a set.
+      exclude: the datapoints to leave out, given likewise, in any order, also repeated, or as a set.
       values: the new values of a key, by key: an array, list, or other source as for ``MapDataset.source``, with a
         value for each datapoint of the source; a mapping from indices to values, which leaves the others as they are;
         or a function. The parameters of a function, here and above, are named after the keys of the source whose values
@@ -137,8 +137,8 @@ async def rewrite(
       The result, with the spec and the counts.
 
     Raises:
-      InvalidArgumentError: if the source is no dataset, lies in the folder, or is it; for indices that repeat; if a
-        table of values has another length than the source.
+      InvalidArgumentError: if the source is no dataset, lies in the folder, or is it; for indices to keep that repeat;
+        if a table of values has another length than the source.
       OutOfRangeError: for an index out of range.
       UnknownKeyError: for a key that the source does not have.
       SpecError: if datasets that are concatenated have different specs, or a new name is no key, or is used twice.

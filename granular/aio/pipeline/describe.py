@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from granular._support.text import logger
-from granular.aio.pipeline.lines import Applied, Line, changes_between
+from granular._support.text import AT_EPOCH, logger
+from granular.aio.pipeline.lines import Applied, Line, changes_between, is_declared, only_bytes_differ
 from granular.changes import BatchSize, declaration
 from granular.errors import ClosedError, StateError
 from granular.shuffle import Blocks
@@ -116,16 +116,16 @@ def check_lines(saved: Any, own: Sequence[Line], changes: Sequence[Any], resizab
         found = changes_between(was, now)
         if found and number > len(own) - resizable:
             found = [change for change in found if not isinstance(change, BatchSize)]
-        applied += [Applied(change, was, now) for change in found or () if change in changes]
+        applied += [Applied(change, was, now) for change in found or () if is_declared(change, now, changes)]
         declared += found or ()
         unknown = unknown or found is None
-        if found is None or any(change not in changes for change in found):
+        if found is None or not all(is_declared(change, now, changes) for change in found):
             shown = [repr('nothing' if line is None else line.text) for line in (was, now)]
             reason = _reason(was, now)
             differences.append(f'stage {number} was {shown[0]}, and is {shown[1]} in this one{reason}')
     if differences:
         more = f'; and {len(differences) - _SHOWN} more stages' if len(differences) > _SHOWN else ''
-        remedy = 'continue with the pipeline that saved it, or from the start of an epoch'
+        remedy = f'continue with the pipeline that saved it, or {AT_EPOCH}'
         if not unknown:
             remedy = f'if this is meant, pass {declaration(declared)}'
         raise StateError(f'the state belongs to another pipeline: {"; ".join(differences[:_SHOWN])}{more}: {remedy}')
@@ -150,16 +150,19 @@ def check_size(saved: Any, size: int, files: str) -> None:
     """Check that files have as many bytes as a state says; None if they were not open."""
     if saved is not None and saved != size:
         raise StateError(
-            f'{files}: {size} bytes, the state was saved with {saved!r:.100}: continue with the files of then, or from '
-            f'the start of an epoch'
+            f'{files}: {size} bytes, the state was saved with {saved!r:.100}: continue with the files of then, or '
+            f'without a state, from the start'
         )
 
 
 def _reason(was: Line | None, now: Line | None) -> str:
-    mixes = all(line is not None and line.text.startswith('mix of ') for line in (was, now))
-    if mixes:
+    if was is None or now is None:
+        return ''
+    if only_bytes_differ(was, now):
+        return ' (with other bytes: if they are meant, set_next_index(step) continues without the state)'
+    if all(line.text.startswith('mix of ') for line in (was, now)):
         return ' (weights may change in states of IterDataset.mix with names)'
-    if all(line is not None and line.text.startswith('pack(') and not line.arguments for line in (was, now)):
+    if all(line.text.startswith('pack(') and not line.arguments for line in (was, now)):
         return ' (planned rows keep their length and documents, unlike those that pack of a stream makes)'
     return ''
 

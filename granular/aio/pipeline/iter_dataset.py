@@ -211,7 +211,8 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         """Apply a function to each element and a random generator.
 
         The random numbers depend only on seed and element number, and on the epoch where ``set_epoch`` of an
-        ``IterableDataset`` tells one.
+        ``IterableDataset`` tells one. Behind ``batch``, ``filter`` and such, each host numbers its own elements, so
+        that all draw the same numbers; ``random_map`` of the MapDataset, also of its batches, draws others on each.
         """
         seed = nodes.seed_of(seed, self._stream, 'random_map')
         return IterDataset(ElementFunction(self._stream, 'random_map', transform, seed))

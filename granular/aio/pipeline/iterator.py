@@ -52,6 +52,14 @@ class StreamCursor(Cursor):
                 return {'version': VERSION, 'state': state, 'pipeline': self._pipeline, 'stages': self._outline}
 
     def next_index(self) -> int:
+        try:
+            return self._number()
+        except RenumberedError as error:  # after which there is no number to continue at
+            raise StateError(str(error)) from None
+        except StateError as error:
+            raise StateError(f'{error}: set_next_index continues at a number') from None
+
+    def _number(self) -> int:
         return self.stream.index_of(self.get_state()['state'])
 
     def numbered(self) -> Stream:
@@ -59,7 +67,7 @@ class StreamCursor(Cursor):
         others were taken, because it resumed with other weights.
         """
         try:
-            self.next_index()
+            self._number()
         except RenumberedError as error:
             raise StateError(str(error)) from None
         except StateError:  # between two elements
@@ -176,7 +184,7 @@ class CursorHandle(Traceable):
         """
 
     def get_next_index(self) -> int:
-        """Return the number of the next element, from 0 on.
+        """Return the number of the next element, from 0 on, in steps of the batch size of this stream.
 
         The stream must have random access to its end: MapDatasets that are mapped, batched, shuffled within windows,
         repeated, limited, prefetched, mixed or zipped. The elements of a shard have numbers of their own.
@@ -184,7 +192,8 @@ class CursorHandle(Traceable):
         Raises:
           InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
           StateError: if the next element is between two numbers, because the stream resumed from a state of another
-            number of shards, of another batch size, or of a mix of other streams or weights.
+            number of shards or batch size: ``set_next_index`` continues at a number. Or if a mix resumed with other
+            streams, weights or shards, after which its elements have none: to leave out the next ones, take them.
         """
         return self._cursor_for('get_next_index').next_index()
 
@@ -203,7 +212,7 @@ class CursorHandle(Traceable):
         """Return which datapoints elements are made of, from lengths alone: nothing is read.
 
         Args:
-          steps: numbers of elements, from 0 on; an integer, a range or an array.
+          steps: numbers of elements of this shard, from 0 on; an integer, a range or an array.
 
         Raises:
           InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.

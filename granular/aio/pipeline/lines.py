@@ -1,5 +1,6 @@
 """Lines: the stages of a pipeline as states have them, of which declared changes alter single arguments."""
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -109,6 +110,21 @@ def changes_between(was: Line | None, now: Line | None) -> Sequence[Any] | None:
         names.remove('bytes')
     found = [_declaration(name, was, now) for name in names]
     return None if None in found else found
+
+
+def is_declared(change: Any, now: Line | None, changes: Sequence[Any]) -> bool:
+    """Return whether a change to a line is among those that are declared, which may name a source as its description
+    does: with the part of it that is read, such as ``, keys tokens``.
+    """
+    if change in changes or now is None or not isinstance(change, Moved | Grown):
+        return change in changes
+    return dataclasses.replace(change, source=f'{change.source}{now.arguments.get("part", "")}') in changes
+
+
+def only_bytes_differ(was: Line, now: Line) -> bool:
+    """Return whether two lines are of sources of which the read keys have other bytes, and as many datapoints."""
+    names = {name for name in {**was.arguments, **now.arguments} if _differ(was, now, name)}
+    return was.key() == now.key() and names - {'source'} == {'bytes'}
 
 
 def _differ(was: Line, now: Line, name: str) -> bool:

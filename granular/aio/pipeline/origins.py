@@ -168,6 +168,19 @@ def traced(source: Source, steps: Any) -> Origins:
     return origins_of(steps, source, Picked.of(steps))
 
 
+def left_out(source: Source, indices: Ints) -> Origins | None:
+    """Return the datapoints of elements that the last ``exclude`` of a dataset leaves out; None if it is not known."""
+    picked = Picked.of(indices)
+    try:
+        while not isinstance(source, Excluded):
+            if len(source.parents) != 1:
+                return None
+            source, picked = _traced_to_one(source, picked)
+        return traced(source.parents[0], picked.indices[~source.remaining(picked.indices)])
+    except InvalidArgumentError:  # a stage that makes them unknowable
+        return None
+
+
 def steps_of(steps: Any) -> Ints:
     """Return the argument of ``indices``, an integer or several, as an array."""
     if isinstance(steps, range):

@@ -63,8 +63,8 @@ class PlannedOperations:
           separator: value that is added at the end of each document.
           extra: positions that a row has beyond ``length``; with ``concat_then_split``, the next row begins with their
             values, as for labels that are shifted by one.
-          documents: True to add ``{name}_documents``: the index in this dataset of the document at each position, -1
-            for padding.
+          documents: True to add ``{name}_documents``: of the document at each position, its place in the order of this
+            dataset, which grows over epochs; -1 for padding. :meth:`indices` names the datapoint of the source.
           cu_seqlens: True to add ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q`` and ``max_length_k``, for flash
             attention in a batch of one row: where sequences begin, padding as the last of them.
           longer: what is done with a document that is longer than a row: ``'raise'``, ``'cut'``, ``'drop'``, or

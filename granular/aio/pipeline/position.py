@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from granular._support.indexing import Ints
-from granular._support.text import counted
-from granular.aio.pipeline.lines import Applied
+from granular._support.text import AT_EPOCH, counted
+from granular.aio.pipeline.lines import Applied, Line
 from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.shards import ShardOptions
+from granular.changes import Grown
 from granular.errors import StateError
 
 VERSION: Final = 5
@@ -26,7 +27,7 @@ def check_version(state: Mapping[str, Any]) -> None:
     if (version := state.get('version')) != VERSION or type(version) is not int:
         raise StateError(
             f'the state has version {version!r:.100}, this release reads version {VERSION}: continue with the release '
-            f'that saved it, or from the start of an epoch'
+            f'that saved it, or {AT_EPOCH}'
         )
 
 
@@ -52,6 +53,15 @@ def _parts_of(value: Any) -> Iterable[Any]:
     if isinstance(value, Mapping):
         return (*value.keys(), *value.values())
     return value if isinstance(value, list | tuple) else ()
+
+
+def of_former(change: Grown, was: Line | None) -> str:
+    """Return how to continue with a source that has grown where no epoch ends."""
+    length = change.elements if was is None else was.arguments['elements']
+    return (
+        f'copy the former datapoints by granular.rewrite(..., keep=range({length})), declare Moved, and mix the new '
+        f'ones as a stream of another name, which is Added'
+    )
 
 
 def kind_of_state(state: Any) -> str:
@@ -174,9 +184,11 @@ class RestoreRules(NamedTuple):
         for change, was, now in self.applied if self.held else ():
             if isinstance(change, kinds):
                 before, after = (repr('nothing' if line is None else line.text) for line in (was, now))
+                remedy = f', or {of_former(change, was)}' if isinstance(change, Grown) else ''
                 raise StateError(
                     f'{self.stage}: it holds {FITS[self.kind].holds} back, which must be read again as before, and '
                     f'{change!r} is declared, {after} in place of {before}: load a state where it holds none'
+                    f'{remedy}'
                 )
 
     def check_hosts(self, saved: int | None, own: int) -> None:

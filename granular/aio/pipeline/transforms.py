@@ -43,9 +43,12 @@ MAP_ARGUMENTS: Final = {
     'fn_kwargs': 'functools.partial(function, ...)',
 }
 _OF_ITERATORS: Final = dict.fromkeys(
-    ('get_state', 'set_state', 'state_dict', 'load_state_dict', 'set_next_index', 'stats', 'errors', 'close'),
+    (
+        'get_state', 'set_state', 'state_dict', 'load_state_dict', 'get_next_index', 'set_next_index', 'stats',
+        'errors', 'close',
+    ),
     'it belongs to an iterator: `with iter(stream) as iterator`',
-)
+)  # fmt: skip
 
 
 class MapTransform(abc.ABC, Generic[In_contra, Out_co]):

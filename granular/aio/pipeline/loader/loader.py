@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from granular._support.indexing import MOST, MOST_WORKERS, check_integer
 from granular._support.other_names import answering
-from granular._support.text import logger
+from granular._support.text import AT_EPOCH, logger
 from granular.aio.pipeline.describe import block_orders, check_lines, fingerprint, lines_of, saved_lines
 from granular.aio.pipeline.execution.failures import OnError
 from granular.aio.pipeline.execution.prefetch import END
@@ -100,7 +100,8 @@ class LoaderHandle(Traceable):
         """Return the number of the next batch of this shard, from 0 on, over all epochs.
 
         Raises:
-          StateError: if it is between two numbers, because the loader resumed from a state of another batch size.
+          StateError: if it is between two numbers, because the loader resumed from a state of another batch size or
+            number of shards: ``set_next_index`` continues at a number.
         """
         return self._core.flow.number_at(self.consumed)
 
@@ -397,7 +398,7 @@ class Loader(LoaderHandle):
         if orders := block_orders(self.source):
             raise StateError(
                 f'the state is of granular 0.21, which has none of the orders {orders} of this source: continue with '
-                f'another order, or from the start of an epoch'
+                f'another order, or {AT_EPOCH}'
             )
         return []
 

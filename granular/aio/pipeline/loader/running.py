@@ -132,7 +132,8 @@ class Loading(Flow):
         if rest:
             raise StateError(
                 f'batches have no number since the loader resumed at step {place} of an epoch: expected a multiple of '
-                f'{self.turns.stride}, the datapoints of a batch of {counted(self.turns.count, "shard")}'
+                f'{self.turns.stride}, the datapoints of a batch of {counted(self.turns.count, "shard")}: '
+                f'set_next_index continues at a number'
             )
         return epoch * (batches or 0) + number
 

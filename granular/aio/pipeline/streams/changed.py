@@ -9,7 +9,7 @@ from granular.aio.pipeline.nodes.elements import Excluded as Excluding
 from granular.aio.pipeline.nodes.elements import Handled
 from granular.aio.pipeline.nodes.indices import Repeat, Seeded, Shuffle, WindowShuffle, Wrapped
 from granular.aio.pipeline.nodes.source import Source, all_stages
-from granular.aio.pipeline.position import RestoreRules
+from granular.aio.pipeline.position import RestoreRules, of_former
 from granular.changes import BatchSize, Excluded, Grown
 from granular.errors import StateError
 
@@ -28,8 +28,8 @@ def position_after(rules: RestoreRules, source: Source, position: int) -> int:
     return position
 
 
-def _refuse(made: Applied, reason: str) -> NoReturn:
-    raise StateError(f'{made.change!r} is declared, and {reason}: load a state where this is not so')
+def _refuse(made: Applied, reason: str, remedy: str = '') -> NoReturn:
+    raise StateError(f'{made.change!r} is declared, and {reason}: load a state where this is not so{remedy}')
 
 
 def _rebatched(made: Applied, source: Source, position: int) -> int:
@@ -54,7 +54,8 @@ def _in_grown(made: Applied, source: Source, position: int) -> int:
     if source.parents:
         _refuse(made, f'{source.describe()} then has other elements: make a stream of each source, and mix these')
     if place:
-        _refuse(made, f'{place} of the {length} elements of epoch {epoch} were taken: the new ones begin with an epoch')
+        reason = f'{place} of the {length} elements of epoch {epoch} were taken: the new ones begin with an epoch'
+        _refuse(made, reason, f', or {of_former(made.change, made.was)}')
     return epoch * int(made.change.elements)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from granular._support.indexing import Ints
+from granular._support.text import AT_EPOCH
 from granular.aio.pipeline.describe import check_lines, lines_of
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.lines import Line
@@ -136,7 +137,7 @@ class Mixed(Stream):
         try:
             numbers = self._indices_of(state['parents'])
         except StateError as error:
-            raise RenumberedError(f'{self.describe()}: {error}') from None
+            raise RenumberedError(f'{self.describe()}: {error}: to leave out the next elements, take them') from None
         if numbers != counts:
             raise RenumberedError(
                 f'{self.describe()}: elements have no index since the mix resumed at element {index} with other '
@@ -434,7 +435,7 @@ class NamedMixing(Mixing):
         ):
             raise StateError(
                 f'{rules.stage}: holds elements of a {self._description}, whose weights an earlier release did not '
-                f'save: continue with that release, or from the start of an epoch'
+                f'save: continue with that release, or {AT_EPOCH}'
             )
         if rules.weights == 'same':
             raise StateError(

@@ -10,20 +10,23 @@ import numpy as np
 from granular._support.text import counted
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
+from granular.aio.pipeline.origins import left_out
 from granular.aio.pipeline.position import FREE, Fit, RestoreRules, Turns
 from granular.aio.pipeline.streams.bins import Bins, Concatenated, Document, Segment
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.packing_options import Recipe
+from granular.aio.pipeline.streams.read import Reading
 from granular.aio.pipeline.streams.rows import TEXT, array_of, check_value, fill, shape_of
 from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.threads import offload
 from granular.changes import Excluded, RowLength
-from granular.errors import DatapointError, StateError
+from granular.errors import DatapointError, InvalidArgumentError, StateError
 from granular.formats.checksums import crc32c
 
 _LONG: Final = 100  # rows that a document fills above which it is packed in a thread
+_SHOWN: Final = 5  # datapoints in a message
 _MOST_VALUES: Final = 1 << 62  # in all rows
 _TURN: Final = 0.005  # seconds after which the event loop gets a turn
 
@@ -46,6 +49,11 @@ class Packed(Staged):
 
     def expecting(self, parts: int) -> Stream:
         return super().expecting(parts // self._recipe.shard.shard_count)
+
+    def length(self) -> int:
+        raise InvalidArgumentError(
+            f'{self.describe()}: elements of this stage have no index: pack of the MapDataset plans rows that have one'
+        )
 
     def reseeded(self, epoch: int) -> Stream:
         return self if self._recipe.seed is None else Packed(self.parent, self._recipe, epoch)
@@ -99,6 +107,7 @@ class Packing(Holding):
         self._pending: Document | None = None  # the document that the next pack begins with
         self._documents = Documents()  # those of the pack
         self._given: Documents | None = None  # those of which rows or parts were given out; None if there are none
+        self._excludes = False  # True after a state of a pipeline that left out other documents
         self._dtypes: list[tuple[Any, tuple[int, ...]] | None] = []
         self._positions = np.arange(max(feature.length for feature in self._features), dtype=np.int32)
 
@@ -270,9 +279,24 @@ class Packing(Holding):
             f'{counted(given.number, "element")} from number {number} on' if given else f'a part of element {number}'
         )
         raise StateError(
-            f'{self._stage}: holds {which}, and other elements were read in their place than when the state was saved: '
-            f'continue with the same elements, or from a state that holds none of them'
+            f'{self._stage}: holds {which}, and other elements were read in their place than when the state was saved'
+            f'{self._left_out()}: continue with the same elements, or from a state that holds none of them'
         )
+
+    def _left_out(self) -> str:
+        """Name the datapoints of what was read again that are excluded since the state was saved, as far as known."""
+        parent = self._parent
+        if not self._excludes or not isinstance(parent, Reading):
+            return ''
+        turns = parent.turns
+        start, stop = (turns.at(state, FREE) for state in (self._held.before, parent.state()))
+        if type(start) is not int:  # of elements that were numbered by a later stage
+            return ''
+        found = left_out(parent.sources()[0], turns.taken(np.arange(start, stop, turns.stride)))
+        if not found:
+            return ''
+        more = f' and {len(found) - _SHOWN} more' if len(found) > _SHOWN else ''
+        return f', as exclude() leaves out {found.index[:_SHOWN].tolist()}{more} of {found.sources[0]}'
 
     def _document(self, element: Any, number: int) -> Document:
         """Return an element as a document; raise ``DatapointError`` if it lacks a feature, or one does not fit."""
@@ -368,6 +392,7 @@ class Packing(Holding):
         if row < state['rows']:
             raise StateError(f'pack: expected a row >= {state["rows"]}, got {row}')
         rules.check_held(RowLength, Excluded)  # of a later stage; this one compares what it holds
+        self._excludes = any(isinstance(made.change, Excluded) for made in rules.applied)
         resized = any(isinstance(made.change, RowLength) for made in rules.applied)
         begun = row > state['rows'] or (any(offsets) and self._recipe.strategy != 'concat_then_split')
         if resized and begun:
