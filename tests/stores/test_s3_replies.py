@@ -125,6 +125,15 @@ def test_endless_empty_pages_are_an_error(monkeypatch):
         listed(*(page('', f't{i}') for i in range(99)))
 
 
+def test_path_of_an_endpoint_is_named_where_a_listing_is_not_found():
+    reply = answer('<Error><Code>NoSuchKey</Code></Error>', 404)
+    for endpoint in (None, 'http://host:1', 'http://host:1/'):
+        with pytest.raises(BadReplyError, match='the error NoSuchKey$'):
+            s3replies.next_page(Listing(NAME, '', '', True), reply, endpoint)
+    with pytest.raises(BadReplyError, match='NoSuchKey: endpoint_url has the path /bucket, .* before the bucket$'):
+        s3replies.next_page(Listing(NAME, '', '', True), reply, 'http://host:1/bucket')
+
+
 @pytest.mark.parametrize(
     ('body', 'error'),
     [('<Error><Code>NoSuchBucket</Code></Error>', BucketNotFoundError), ('<html>404</html>', BadReplyError),
