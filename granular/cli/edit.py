@@ -92,6 +92,13 @@ def _indices(option: str, text: str) -> Any:
     if not text.strip('0123456789,- '):
         return [int(part) for part in text.split(',') if part.strip()]
     file = pathlib.Path(text)
+    key, equals, value = text.partition('=')
+    if equals and not file.exists():
+        condition = f'lambda {key}: {key} == {value if value.isdecimal() else repr(value)}'
+        raise InvalidArgumentError(
+            f'{option}: {text}: expected indices, or the name of a file of indices: values are compared in Python: '
+            f'granular.rewrite(SRC, DST, {option.removeprefix("--")}={condition})'
+        )
     if file.suffix in ('.npy', '.json'):
         return _content(file)
     lines = _content(file).split()

@@ -298,6 +298,26 @@ MISTAKES = {
         lambda: 'data' / granular.Path('s3://bucket', anon=True),
         '^s3://bucket: has no path on the local disk$',
     ),
+    'state_of_a_loader_for_a_stream': (
+        lambda: iter(dataset.to_iter_dataset()).load_state_dict(granular.Loader(dataset, 2).save()),
+        r'^expected what state_dict\(\) of a stream or .* got the state of a Loader at step 0: load it into a Loader',
+    ),
+    'state_of_a_stream_for_a_loader': (
+        lambda: granular.Loader(dataset, 2).load(iter(dataset.to_iter_dataset()).state_dict()),
+        '^expected what .* of a Loader or .*, got the state of a stream: load it into an iterator of the stream',
+    ),
+    'no_state': (
+        lambda: iter(dataset.to_iter_dataset()).load_state_dict({'epoch': 3, 'model': [1] * 100}),
+        r"returned, got a dict with the keys \['epoch', 'model'\]$",
+    ),
+    'array_for_an_integer': (
+        lambda: granular.encoders['int'](np.array(3)),
+        r'^expected an integer, got ndarray: its item\(\) is a number$',
+    ),
+    'columns_to_convert': (
+        lambda: granular.convert([{'x': 1}], 'data', columns=['x']),
+        r"^convert: no arguments \['columns'\]: for columns, pass spec, with the types by key; to choose keys, pass",
+    ),
     'percentages': (
         lambda: dataset.percent(to_percent=80),
         'expected from_percent and to_percent from 0 to 1',
@@ -367,6 +387,18 @@ def test_a_stream_in_place_of_a_source_is_an_error():
 def test_an_unknown_scheme_is_an_error_with_the_known_ones():
     with pytest.raises(UnknownSchemeError, match="unknown scheme 's4': expected s3, gs, az, hf, http, https, or"):
         granular.Path('s4://bucket/data')
+
+
+@pytest.mark.parametrize('kind', ['int', 'i64', 'float', 'bool'])
+def test_a_tensor_in_place_of_a_number_is_an_error_with_its_key_and_the_number_of_the_datapoint(tmp_path, kind):
+    import torch
+
+    with granular.DatasetWriter(tmp_path / 'data', {'label': kind}) as writer:
+        writer.append({'label': kind == 'bool' or 1})
+        with pytest.raises(DatapointError, match=r"datapoint 1, key 'label': .*got Tensor: its item\(\) is a number$"):
+            writer.append({'label': torch.tensor(3)})
+        with pytest.raises(DatapointError, match='got Tensor$'):
+            writer.append({'label': torch.tensor([3, 4])})
 
 
 def test_a_datapoint_with_other_keys_is_an_error_with_those_keys_alone(tmp_path):

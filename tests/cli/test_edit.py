@@ -49,6 +49,8 @@ def test_edit_changes_rows_keys_and_shards(granular_cli, source, tmp_path):
         (['--set', 'label=keys.json'], "keys.json: expected indices as keys of the mapping, got 'x'"),
         (['--set', 'label=bad.json'], 'bad.json: cannot be read'),
         (['--exclude', 'none.txt'], 'none.txt: cannot be read'),
+        (['--exclude', 'text=p3'], "granular.rewrite(SRC, DST, exclude=lambda text: text == 'p3')"),
+        (['--keep', 'label=3'], '--keep: label=3: expected indices, or the name of a file of indices'),
     ],
 )
 def test_wrong_arguments_are_named(granular_cli, source, tmp_path, monkeypatch, arguments, message):

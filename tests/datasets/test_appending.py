@@ -227,3 +227,27 @@ def test_clean_keeps_the_marker_while_it_is_needed(tmp_path):
     assert [leftover.kind for leftover in granular.clean(tmp_path, older=0, remove=True)] == kinds
     assert not marker(tmp_path).exists()
     assert count_of(tmp_path) == 10
+
+
+@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+def test_unfinished_series_in_a_bucket_are_told_by_the_claims_of_their_writers(request, caplog, store):
+    """The last shard is missing, and no other object says so."""
+    folder = request.getfixturevalue(store).new_bucket() / 'ds'
+    slow = open_writer(folder, shardstart=1, shardstep=2)
+    with open_writer(folder, shardstart=0, shardstep=2) as writer:
+        for i in range(5):
+            writer.append(point(i))
+    slow.append(point(5))
+    assert count_of(folder) == 5
+    claim = '.writer.1.2.json'
+    assert [record.getMessage() for record in caplog.records if claim in record.getMessage()] == [
+        f'{folder}: a writer or a copy has not finished, or was killed: run it again to continue it, or list what it '
+        f'left with `granular clean` ({claim}): reading the shards that are finished'
+    ]
+    (problem,) = granular.verify(folder).problems
+    assert problem.path == f'{folder}/{claim}'
+    slow.close()
+    caplog.clear()
+    assert count_of(folder) == 6
+    assert not caplog.records
+    assert not granular.verify(folder).problems

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
 import os
+import random
 import threading
 import uuid
 
@@ -175,6 +177,22 @@ def test_file_that_the_store_does_not_return_is_an_error(source, bucket, monkeyp
         folder.copy(granular.Path(tmp_path) / 'copy')
     assert not (tmp_path / 'copy').exists()
     assert os.listdir(tmp_path) == ['source']
+
+
+@pytest.mark.parametrize('failure', [OSError(errno.EXDEV, 'in the kernel'), 0, 1000])
+def test_files_that_the_kernel_does_not_copy_are_read_and_written(tmp_path, monkeypatch, failure):
+    content = random.Random(0).randbytes(20 << 20)
+    (tmp_path / 'large').write_bytes(content)
+    copied = os.copy_file_range
+
+    def copy(source, target, count, *offsets):
+        if isinstance(failure, OSError):
+            raise failure
+        return failure and copied(source, target, min(count, failure) if offsets[0] < 9000 else count, *offsets)
+
+    monkeypatch.setattr(os, 'copy_file_range', copy)
+    granular.Path(tmp_path / 'large').copy(tmp_path / 'copy')
+    assert (tmp_path / 'copy').read_bytes() == content
 
 
 @pytest.mark.skipif(not os.path.exists('/proc/self/mem'), reason='a file of Linux that cannot be read')

@@ -98,7 +98,11 @@ def test_rows_of_whole_documents_change_their_length_between_packs():
     taken, state = saved_after(rows(16).window_shuffle(4, 1), 2)
     assert 'holds a window back' in refusal(rows(40).window_shuffle(4, 1), state, declared)
     planned = [corpus().pack({'tokens': size}, sizes=[i % 13 + 1 for i in range(30)]) for size in (16, 40)]
-    assert 'changes=' not in refusal(planned[1].to_iter_dataset(), saved_after(planned[0].to_iter_dataset(), 3)[1])
+    state = saved_after(planned[0].to_iter_dataset(), 3)[1]
+    for resized in ([], declared):
+        message = refusal(planned[1].to_iter_dataset(), state, resized)
+        assert 'changes=' not in message
+        assert 'planned rows keep their length and documents, unlike those that pack of a stream makes' in message
 
 
 def test_a_source_that_has_grown_has_its_new_datapoints_from_the_next_epoch_on():
@@ -149,6 +153,20 @@ def test_excluded_datapoints_come_no_more():
     assert declared_in(caught.value) == [excluded]
     window = saved_after(stream().window_shuffle(4, 1), 2)[1]
     assert 'holds a window back' in refusal(stream(3).window_shuffle(4, 1), window, [excluded])
+
+
+def test_nothing_that_is_excluded_is_no_stage():
+    with_none = corpus().exclude([]).shuffle(1).to_iter_dataset()
+    assert ids(with_none) == ids(corpus().shuffle(1).to_iter_dataset())
+    _, state = saved_after(with_none, 7)
+    former = {**state, 'pipeline': list(state['pipeline'])}
+    former['pipeline'].insert(1, {'stage': 'exclude', 'excluded': '0 indices, CRC32C 00000000'})
+    for saved in (state, former):
+        with iter(with_none) as iterator:
+            iterator.set_state(saved)
+            assert ids(iterator) == ids(with_none)[7:]
+    planned = corpus().exclude([]).shuffle(1).pack({'tokens': 16}, sizes=[i % 13 + 1 for i in range(30)])
+    assert sum(len(row['tokens_positions']) for row in planned) == 16 * len(planned)
 
 
 def test_excluded_documents_that_a_pack_holds_are_refused_and_others_leave_its_rows():

@@ -195,3 +195,28 @@ def test_a_host_of_whose_elements_none_remain_is_an_error():
     rare = MapDataset.range(3000).exclude(range(2999))
     with elements(rare, 0, 1) as iterator:
         assert list(itertools.islice(iterator, 2)) == [2999, 2999]
+
+
+@pytest.mark.parametrize('hosts', [1, 2])
+def test_a_mix_of_whose_elements_none_remain_is_an_error(hosts):
+    def none(count):
+        return MapDataset.range(count).exclude(range(count))
+
+    mixes = {
+        'repeated': MapDataset.mix([none(10), none(20)]).repeat(),
+        'of endless': MapDataset.mix([none(10).shuffle(seed=1).repeat(), none(20).repeat()], [3, 1]),
+        'with the weight 0': MapDataset.mix([none(10).repeat(), MapDataset.range(5).repeat()], [1, 0]),
+        'concatenated': MapDataset.concatenate([none(10), none(3)]).shuffle(seed=1).map(str).repeat(),
+        'in turn': granular.MapDataset.select_from_datasets([none(9), none(8)], [(0, 1), (1, 2)]).repeat(),
+        'behind': MapDataset.mix([MapDataset.range(4), MapDataset.range(4)]).exclude(range(8)).repeat(),
+    }
+    for dataset in mixes.values():
+        stream = dataset.to_iter_dataset(shard_options=granular.ShardOptions(0, hosts))
+        with iter(stream) as iterator, pytest.raises(InvalidArgumentError, match='leaves out all elements'):
+            next(iterator)
+    some = MapDataset.mix([none(2000).repeat(), MapDataset.range(2001).exclude(range(2000)).repeat()], [1, 2])
+    with iter(some.to_iter_dataset(shard_options=granular.ShardOptions(0, hosts))) as iterator:
+        assert list(itertools.islice(iterator, 2)) == [2000, 2000]
+    streams = {name: none(10).repeat().to_iter_dataset() for name in ('web', 'books')}
+    with iter(granular.IterDataset.mix(streams)) as iterator, pytest.raises(InvalidArgumentError, match='leaves out'):
+        next(iterator)

@@ -98,6 +98,115 @@ def test_hosts_that_a_state_fits():
         assert (description.saved_on, description.fits, description.packed[0].rows) == (2, None, 2)
 
 
+def pair(name):
+    return [name, name]
+
+
+def texts(shard=None):
+    return MapDataset.source([{'x': np.full(i % 5 + 1, i)} for i in range(61)]).to_iter_dataset(shard_options=shard)
+
+
+def plan():
+    return MapDataset.source([{'x': np.full(i % 5 + 1, i)} for i in range(161)]).shuffle(1).pack({'x': 8})
+
+
+def packed(stream, shard):
+    return stream.pack({'x': 8}, num_packing_bins=3, shard_options=shard)
+
+
+def numbers(shard):
+    return source(0, 61).to_iter_dataset(shard_options=shard)
+
+
+SHARDED = {
+    'elements': numbers,
+    'batches': lambda shard: numbers(shard).batch(2, batch_fn=list),
+    'filter': lambda shard: numbers(shard).filter(bool),
+    'filter behind a window': lambda shard: numbers(shard).window_shuffle(2, 1).filter(bool),
+    'exclude': lambda shard: source(0, 61).exclude([3]).to_iter_dataset(shard_options=shard),
+    'on_error': lambda shard: source(0, 61).to_iter_dataset(shard_options=shard, on_error='skip'),
+    'window': lambda shard: numbers(shard).window_shuffle(2, 1),
+    'flat_map': lambda shard: numbers(shard).flat_map(pair),
+    'repeat': lambda shard: source(0, 5).to_iter_dataset(shard_options=shard).repeat(9),
+    'planned rows': lambda shard: plan().to_iter_dataset(shard_options=shard).batch(2),
+    'mix of planned rows': lambda shard: IterDataset.mix({'a': plan().repeat().to_iter_dataset(shard_options=shard)}),
+    'packed rows': lambda shard: packed(texts(), shard),
+    'mix of packed rows': lambda shard: IterDataset.mix({name: packed(texts(), shard) for name in 'ab'}).batch(2),
+    'packed rows of a window': lambda shard: packed(texts().window_shuffle(3, 1), shard),
+    'window of packed rows': lambda shard: packed(texts(), shard).window_shuffle(2, 1),
+    'filter of packed rows': lambda shard: packed(texts(), shard).filter(bool),
+    'interleave': lambda shard: IterDataset.interleave([numbers(shard), numbers(shard)], 2),
+    'interleave of few': lambda shard: IterDataset.interleave(
+        [source(0, 5).to_iter_dataset(shard_options=shard), numbers(shard)], 2
+    ),
+}
+
+
+@pytest.mark.parametrize('name', SHARDED)
+def test_a_state_loads_on_the_hosts_that_it_fits(name):
+    make = SHARDED[name]
+    for hosts, taken in itertools.product((1, 2, 3), (0, 1, 4)):
+        with iter(make(granular.ShardOptions(hosts - 1, hosts))) as iterator:
+            list(itertools.islice(iterator, taken))
+            state, description = json.loads(json.dumps(iterator.get_state())), described(iterator)
+        assert description.saved_on in (hosts, 1 if not taken else hosts)
+        for others in (1, 2, 3, 4):
+            for host in range(others):
+                with iter(make(granular.ShardOptions(host, others))) as iterator:
+                    try:
+                        iterator.set_state(state)
+                        fits = True
+                    except StateError:
+                        fits = False
+                assert fits is (description.fits in (None, others) and description.host in (None, host))
+
+
+@pytest.mark.parametrize('hosts', [2, 3, 8])
+def test_tokens_of_rows_that_several_hosts_share(hosts):
+    """Each host tells the tokens of the rows of all, also behind the last one."""
+    streams = {
+        'concatenated': lambda shard: texts().pack({'x': 4}, strategy='concat_then_split', shard_options=shard),
+        'fitted': lambda shard: packed(texts(), shard),
+    }
+    for make in streams.values():
+        rows = [int((row['x_segment_ids'] > 0).sum()) for row in make(None)]
+        for host in range(hosts):
+            with iter(make(granular.ShardOptions(host, hosts))) as iterator:
+                for taken, _ in enumerate(iterator, 1):
+                    (own,) = described(iterator).packed
+                    assert (own.rows, own.tokens) == (min(len(rows), taken * hosts), (sum(rows[: taken * hosts]),))
+                (own,) = described(iterator).packed
+                assert (own.rows, own.tokens) == (len(rows), (sum(rows),))
+    weights = {'concatenated': 3, 'fitted': 1}
+    with iter(
+        IterDataset.mix({name: make(granular.ShardOptions(0, hosts)) for name, make in streams.items()}, weights)
+    ) as iterator:
+        next(iterator)
+        own = described(iterator).packed
+    for pack, make in zip(own, streams.values(), strict=True):
+        rows = itertools.islice(make(None), pack.rows)
+        assert pack.tokens == (sum(int((row['x_segment_ids'] > 0).sum()) for row in rows),)
+
+
+def test_rows_of_a_plan_and_what_tells_their_tokens():
+    mix = IterDataset.mix(
+        {name: plan().repeat().to_iter_dataset() for name in ('web', 'books')}, {'web': 3, 'books': 1}
+    )
+    with iter(mix.batch(4)) as iterator:
+        list(itertools.islice(iterator, 50))
+        description = described(iterator)
+    assert [(own.name, own.rows, own.tokens, own.planned) for own in description.packed] == [
+        ('web', 150, None, True),
+        ('books', 50, None, True),
+    ]
+    assert 'packed of web: 150 rows, planned, of which iterator.indices(steps) tells' in str(description)
+    assert description.fits is None
+    with granular.Loader(plan().repeat(), 3) as loader:
+        list(itertools.islice(loader, 7))
+        (own,) = granular.describe_state(loader.save()).packed
+        assert (own.name, own.rows) == ('', 21)
+
+
 def test_loaders_count_the_rounds_of_each_epoch():
     dataset = MapDataset.concatenate([MapDataset.range(17), MapDataset.range(9)]).shuffle(3).map(lambda i: {'id': i})
     for batch, shards in ((3, 1), (4, 2), (13, 1)):

@@ -129,7 +129,7 @@ def test_endless_empty_pages_are_an_error(monkeypatch):
 @pytest.mark.parametrize(
     ('body', 'shown'),
     [
-        ('<!DOCTYPE html><html><head><title>\n502 Bad\n Gateway</title></head><body>x</body></html>', '502 Bad Gateway'),
+        ('<!DOCTYPE html><html><head><title>\n502 Bad\n Gateway</title><body>x</body></html>', '502 Bad Gateway'),
         ('<html><TITLE lang="en">A &amp; B</TITLE>', 'A & B'),
         ('<html><title></title><p>' + 'x' * 500, '<html><title></title><p>' + 'x' * 56),
         ('too busy ' * 50, ('too busy ' * 50)[:200]),

@@ -34,6 +34,11 @@ def chunk_of(sources: DatasetSources, keys: Any, rows: Ints | None = None) -> in
     return max(1, min(_MAX_CHUNK, _CHUNK // max(1, mean)))
 
 
+def cut_evenly(count: int, most: int) -> int:
+    """Return how many of some datapoints are read at a time, at most so many, if all but the last read have as many."""
+    return max(1, -(-count // max(1, -(-count // most))))
+
+
 async def choose(sources: DatasetSources, keep: Chosen, exclude: Chosen, decoders: Decoders) -> Ints:
     """Return the indices of the datapoints that are kept, in the order of ``keep`` if that is indices."""
     rows = np.arange(len(sources)) if keep is None else await _indices('keep', keep, sources, decoders)

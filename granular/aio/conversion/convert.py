@@ -68,7 +68,9 @@ class Conversion:
     seconds: float = 0.0
 
 
-@answering()
+@answering(
+    columns='spec, with the types by key; to choose keys, pass MapDataset.source(granular.open(source)).select(keys)',
+)
 async def convert(
     source: Any,
     directory: AnyPath,

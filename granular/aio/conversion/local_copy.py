@@ -84,6 +84,9 @@ async def copy_to_local(
 ) -> LocalCopy:
     """Make a copy on the local disk, unless there is a complete one; an incomplete copy is removed and made again.
 
+    A complete copy is used without a request, whatever the source has become since: remove it to copy anew. Readers
+    with a ``cache_dir`` notice what was replaced.
+
     Archives (.zip, .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .tar.zst) are unpacked while they are downloaded:
     ``train.zip`` becomes the folder ``train``, whether it is the source or in the source folder. If the whole archive
     is in one folder of its name, that folder is left out. If several processes call this at once, one copies and the

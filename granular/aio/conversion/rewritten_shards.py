@@ -10,7 +10,7 @@ import numpy as np
 from granular._support.indexing import Ints
 from granular.aio.bags.copied import CopiedBag, copied_sizes
 from granular.aio.conversion.changed_keys import ChangedKeys
-from granular.aio.conversion.chosen import AHEAD, chunk_of
+from granular.aio.conversion.chosen import AHEAD, chunk_of, cut_evenly
 from granular.aio.conversion.dataset_sources import DatasetSources
 from granular.aio.datasets.column_reads import checked_references
 from granular.aio.datasets.sharded_writer import length_of_shard
@@ -125,7 +125,7 @@ class RewrittenShards:
             return columns
 
         try:
-            step = chunk_of(self._sources, read, self._rows[first:end])
+            step = cut_evenly(end - first, chunk_of(self._sources, read, self._rows[first:end]))
             async with contextlib.aclosing(whole_pages(fetch, end, step, AHEAD, first)) as chunks:
                 async for columns in chunks:
                     count = min(step, end - first)

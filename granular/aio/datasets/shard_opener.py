@@ -16,7 +16,7 @@ from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards, SharedShards
 from granular.aio.datasets.listing import Listing, are_opened_at_once
-from granular.aio.datasets.shards import check_complete, filled, listed_shards, shards_in
+from granular.aio.datasets.shards import UNFINISHED, check_complete, claims_of, filled, shards_in, shards_of
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
@@ -54,6 +54,7 @@ class ShardOpener:
         self.numbers: list[int] = []  # of all shards
         self._count: int | None = None  # shards to open, if not all
         self._empty: set[int] = set()  # empty folders
+        self._claims: list[str] = []  # of writers that have not finished
         self._snapshot: Snapshot | None = None
         self.none: Shards = ListedShards(self._create)  # of a reader that is not open
         self._shards: Shards = self.none
@@ -65,6 +66,9 @@ class ShardOpener:
         await open_as_one(self._name, self._open_once, self._check_unchanged)
         if self._count is not None and self._expected_count is None:
             await self._warn_of_unread(self._count)
+        elif self._claims:
+            reason, names = UNFINISHED, ', '.join(self._claims)
+            logger.warning('%s: %s (%s): reading the shards that are finished', self._name, reason, names)
         shards, self._shards = self._shards, self.none
         if isinstance(shards, IndexedShards):
             join_tables(shards.own.values())
@@ -144,7 +148,9 @@ class ShardOpener:
     async def _list(self) -> list[int]:
         """Return the shards to open: without those that are being appended, nor empty folders that failed to open."""
         try:
-            return self._without_empty(await listed_shards(self._directory))
+            entries = [entry async for entry in self._directory.store.scan(self._directory.key)]
+            self._claims = claims_of(entries)
+            return self._without_empty(shards_of(entries))
         except AccessDeniedError as error:
             raise AccessDeniedError(
                 f'{error}: an index, which `granular index` makes, replaces the listing of the shards'

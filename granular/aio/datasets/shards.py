@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from granular._support.indexing import check_integer
+from granular.aio.paths.claims import is_claim
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Entry
@@ -14,6 +15,10 @@ from granular.formats.layout import SUFFIXES, shard_name, shard_numbers
 
 READ: Final = 'its writer has not finished, it was removed, or writers with shardstep wrote unequal numbers of shards'
 """The causes of a missing shard, for readers."""
+UNFINISHED: Final = (
+    'a writer or a copy has not finished, or was killed: run it again to continue it, or list what it left with '
+    '`granular clean`'
+)
 
 
 async def shards_in(directory: Path) -> list[int]:
@@ -24,6 +29,14 @@ async def shards_in(directory: Path) -> list[int]:
 async def listed_shards(directory: Path) -> list[int]:
     """Return the sorted numbers of the shards in a folder by one listing, which may have empty folders."""
     return shards_of([entry async for entry in directory.store.scan(directory.key)])
+
+
+def claims_of(entries: Iterable[Entry]) -> list[str]:
+    """Return the names of the claims among the entries of a folder: of writers and copies that have not finished.
+
+    In a bucket, nothing else tells that more shards belong to a dataset.
+    """
+    return [entry.name for entry in entries if is_claim(entry.name)]
 
 
 def shards_of(entries: Iterable[Entry]) -> list[int]:

@@ -18,7 +18,7 @@ from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.index import DatasetIndex, index_path
 from granular.aio.datasets.picks import Picks
 from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
-from granular.aio.datasets.shards import no_dataset, shards_in
+from granular.aio.datasets.shards import UNFINISHED, claims_of, filled, no_dataset, shards_of
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path, has_optional
 from granular.aio.paths.pure import AnyPath
@@ -108,7 +108,9 @@ async def verify(path: AnyPath, progress: Progress | None = None, decoders: Deco
         await _verify_dataset(root, report, bytes_read, functions)
         await bytes_read.finish()
         return report
-    numbers = await shards_in(root)
+    entries = [entry async for entry in root.store.scan(root.key)]
+    report.problems += [Problem(f'{root / name}', None, UNFINISHED) for name in claims_of(entries)]
+    numbers = await filled(root, shards_of(entries))
     if not numbers:
         raise await no_dataset(root)
     expected, is_countable, first = 0, True, None

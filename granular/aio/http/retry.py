@@ -211,7 +211,7 @@ class Attempts:
         if final or wait > left:
             return self._given_up(failure, reason)
         metrics.retried(outcome)
-        # Occasional failures are normal for a bucket: warn only from the third consecutive one on, and ever more rarely.
+        # Occasional failures are normal for a bucket: warn only from the third one in a row on, and ever more rarely.
         level = logging.INFO
         if self._row >= _WARN_FROM and now >= self._quiet_until:
             level, self._quiet_until, self._quiet = logging.WARNING, now + self._quiet, 2 * self._quiet
@@ -223,7 +223,7 @@ class Attempts:
         else:
             self._traffic.governor.failed()
         await self._wait(failure, wait)
-        return None if await self._acquire(nbytes, left - wait) else self._given_up(failure, reason or ': too many fail')
+        return None if await self._acquire(nbytes, left - wait) else self._given_up(failure, _SILENT)
 
     def _judge(self, error: Exception) -> _Failure | None:
         """Return what a failed attempt means; None for a permanent error."""

@@ -157,7 +157,11 @@ def check_size(saved: Any, size: int, files: str) -> None:
 
 def _reason(was: Line | None, now: Line | None) -> str:
     mixes = all(line is not None and line.text.startswith('mix of ') for line in (was, now))
-    return ' (weights may change in states of IterDataset.mix with names)' if mixes else ''
+    if mixes:
+        return ' (weights may change in states of IterDataset.mix with names)'
+    if all(line is not None and line.text.startswith('pack(') and not line.arguments for line in (was, now)):
+        return ' (planned rows keep their length and documents, unlike those that pack of a stream makes)'
+    return ''
 
 
 def block_orders(stage: Any) -> list[str]:

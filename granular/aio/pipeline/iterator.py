@@ -14,7 +14,7 @@ from granular.aio.pipeline.cursor import Cursor
 from granular.aio.pipeline.describe import check_lines, lines_of, resizable_stages
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.origins import Origins, Traceable, traced_elements
-from granular.aio.pipeline.position import VERSION, check_plain, check_version, restoring
+from granular.aio.pipeline.position import VERSION, check_plain, check_version, kind_of_state, restoring
 from granular.aio.pipeline.streams.flow import restore_checked
 from granular.aio.pipeline.streams.stream import RenumberedError, Stream
 from granular.aio.pipeline.streams.tracing import Tracing, trace_of, traced
@@ -78,7 +78,11 @@ class StreamCursor(Cursor):
         """Continue from a state; refuse that of a pipeline which differs in more than the declared changes."""
         check_plain(state)
         if not isinstance(state, Mapping) or 'state' not in state:
-            raise StateError(f'expected what state_dict() or granular.load_state(path) returned, got {state!r:.200}')
+            remedy = ': load it into a Loader, or call set_next_index with the number of the next element'
+            raise StateError(
+                f'expected what state_dict() of a stream or granular.load_state(path) returned, got '
+                f'{kind_of_state(state)}{remedy if isinstance(state, Mapping) and "step" in state else ""}'
+            )
         check_version(state)
         rules = restoring.get()  # those of the caller's thread
         rules = rules._replace(changes=(*(rules.changes or ()), *declared(changes)))

@@ -99,7 +99,9 @@ def changes_between(was: Line | None, now: Line | None) -> Sequence[Any] | None:
     """Return the declarations of the change from one line to another, None for none; None if one has no declaration."""
     if was is None or now is None:
         line = was or now
-        return [Excluded()] if line is not None and 'excluded' in line.arguments else None
+        if line is None or 'excluded' not in line.arguments:
+            return None
+        return [] if str(line.arguments['excluded']).startswith('0 ') else [Excluded()]  # none of earlier releases
     if was.key() != now.key():
         return None
     names = [name for name in {**was.arguments, **now.arguments} if _differ(was, now, name)]

@@ -291,7 +291,8 @@ class MapOperations(Traceable, Chain, abc.ABC, Generic[Element_co]):
         Args:
           indices: indices of elements, negative ones from the end.
         """
-        return self._of(elements.Excluded(self._node, indices))
+        node = elements.Excluded(self._node, indices)
+        return self._of(node if node.leaves_out else self._node)
 
     def select(self, fields: Sequence[str]) -> Self:
         """Keep some fields of each element, a dict. A reader reads only these fields."""

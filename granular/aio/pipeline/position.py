@@ -54,6 +54,15 @@ def _parts_of(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
+def kind_of_state(state: Any) -> str:
+    """Describe what was given in place of a state, for an error: its kind, or its keys."""
+    if not isinstance(state, Mapping):
+        return f'{state!r:.100}'
+    if type(state.get('step')) is int:
+        return f'the state of a Loader at step {state["step"]}'
+    return 'the state of a stream' if 'state' in state else f'a dict with the keys {sorted(map(str, state))!s:.200}'
+
+
 _OF_INTERLEAVE: Final = {'open', 'turn', 'begun', 'parents'}
 _VARYING: Final[Mapping[str, type]] = {
     'pipeline': list, 'stages': dict, 'version': int, 'round': int, 'values': list, 'host': int, 'waiting': list,

@@ -57,7 +57,7 @@ def encode_int(value: Any, size: int | None = None, signed: bool = True) -> byte
       EncodeError: if it is not an integer, or does not fit.
     """
     if isinstance(value, _NO_NUMBERS) or not isinstance(value, int | np.integer):
-        raise EncodeError(f'expected an integer, got {type(value).__name__}')
+        raise EncodeError(f'expected an integer, got {_kind_of(value)}')
     number = int(value)
     # One bit for the sign, which the decoder expects; granular 0.21 refuses numbers whose top bit would be taken for
     # one.
@@ -87,7 +87,7 @@ def encode_float(value: Any) -> bytes:
       EncodeError: if it is not a number, or not exactly a double.
     """
     if isinstance(value, _NO_NUMBERS) or not isinstance(value, float | int | np.floating | np.integer):
-        raise EncodeError(f'expected a float, got {type(value).__name__}')
+        raise EncodeError(f'expected a float, got {_kind_of(value)}')
     value = int(value) if isinstance(value, np.integer) else value  # numpy compares integers with floats as doubles
     try:
         number = float(value)
@@ -109,7 +109,7 @@ def decode_float(buffer: Buffer) -> float:
 def encode_bool(value: bool | np.bool_) -> bytes:
     """Encode a Python or numpy bool as one byte, 0 or 1."""
     if not isinstance(value, bool | np.bool_):
-        raise EncodeError(f'expected a bool, got {type(value).__name__}')
+        raise EncodeError(f'expected a bool, got {_kind_of(value)}')
     return b'\x01' if value else b'\x00'
 
 
@@ -118,6 +118,12 @@ def decode_bool(buffer: Buffer) -> bool:
     if (byte := bytes(buffer)) not in (b'\x00', b'\x01'):
         raise DecodeError(f'expected a bool, one byte of 0 or 1, got {len(byte)} bytes from {byte[:8]!r} on')
     return byte == b'\x01'
+
+
+def _kind_of(value: Any) -> str:
+    """Return the type of a value that is no number; of an array or tensor of one number, how to get that."""
+    remedy = ': its item() is a number' if getattr(value, 'shape', None) == () and hasattr(value, 'item') else ''
+    return f'{type(value).__name__}{remedy}'
 
 
 def encode_json(value: Any) -> bytes:

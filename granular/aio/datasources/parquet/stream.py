@@ -251,7 +251,7 @@ class ReadRows(Read):
         return self  # the rows have the same order in each
 
     def outline(self) -> dict[str, Any]:
-        return {'stage': self.describe()}  # its state is a position in each file
+        return {'stage': self.describe(), 'drops': self.drops}  # its state is a position in each file
 
     def length(self) -> int:
         raise InvalidArgumentError(f'{self.describe()}: rows of a stream have no index: use a ParquetDataSource')

@@ -22,7 +22,7 @@ from granular.aio.pipeline.nodes.indices import recurring
 from granular.aio.pipeline.nodes.outlines import outline_of
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.origins import Origins, Traceable
-from granular.aio.pipeline.position import VERSION, check_plain, check_version
+from granular.aio.pipeline.position import VERSION, check_plain, check_version, kind_of_state
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
 from granular.aio.runtime.threads import offload
@@ -358,7 +358,11 @@ class Loader(LoaderHandle):
         check_plain(state)
         step = state.get('step') if isinstance(state, Mapping) else None
         if type(step) is not int or not 0 <= step < 1 << 63:
-            raise StateError(f'expected a state such as {self.state_dict()}, got {state!r:.200}')
+            remedy = ': load it into an iterator of the stream, or call set_next_index with the next batch'
+            raise StateError(
+                f'expected what state_dict() of a Loader or granular.load_state(path) returned, got '
+                f'{kind_of_state(state)}{remedy if isinstance(state, Mapping) and "state" in state else ""}'
+            )
         length = state.get('length')
         if length is not None and (type(length) is not int or not 1 <= length < 1 << 63):
             raise StateError(f'expected the length of an epoch, got {length!r:.100} in {state!r:.200}')

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from granular._support.indexing import MOST, Ints, Seed, check_integer, indices_of
 from granular.aio.pipeline.execution.failures import Failure, Handler, capturing, handling, of_datapoint
 from granular.aio.pipeline.lines import Line
-from granular.aio.pipeline.nodes.indices import IndexNode, beneath, check_finite, find, in_epochs, inner_indices
+from granular.aio.pipeline.nodes.indices import IndexNode, beneath, check_finite, find, in_epochs
 from granular.aio.pipeline.nodes.patterns import Pattern
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
 from granular.aio.pipeline.nodes.stacking import is_small, line_of_batch, stack
@@ -175,6 +175,11 @@ class Excluded(Node):
         return await self.parents[0].nullable_keys()
 
     @property
+    def leaves_out(self) -> int:
+        """The number of elements that are left out."""
+        return len(self._excluded)
+
+    @property
     def leaves_none(self) -> bool:
         """True if all elements are left out."""
         return len(self._excluded) == len(self)
@@ -197,21 +202,6 @@ class Excluded(Node):
 
     def describe(self) -> str:
         return str(self.line())
-
-
-def all_excluded(source: Source, indices: Ints) -> Excluded | None:
-    """Return the ``exclude`` that leaves out all of some elements, in every epoch; None if some may remain."""
-    varies = False
-    while len(source.parents) == 1 and (isinstance(source, IndexNode | Excluded | Handled) or source.elementwise):
-        varies = varies or source.varies
-        if isinstance(source, Excluded):
-            indices = indices[source.remaining(indices)]
-            if not len(indices):
-                return None if varies and not source.leaves_none else source
-        elif isinstance(source, IndexNode):
-            indices = inner_indices(source, indices)
-        source = source.parents[0]
-    return None
 
 
 OPERATIONS: Final[Mapping[str, Callable[..., Function]]] = {

@@ -70,6 +70,9 @@ class ElementFunction(Stream):
         state = super().state_at(index)
         return state if self.transparent else {'parent': state, 'count': index}
 
+    def outline(self) -> dict[str, Any]:
+        return {**super().outline(), 'drops': True} if self.name == 'filter' else super().outline()
+
     def flow(self) -> Flow:
         read = self.merged()
         return Applying(self.parent.flow(), self) if read is None else read.flow()

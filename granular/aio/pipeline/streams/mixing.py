@@ -284,8 +284,8 @@ class _SharedRows:
         complete = [await pack.has(count) for pack, count in moves]
         if self._whole and not all(complete):
             return END
-        for pack, moved in moves:
-            pack.advance(moved)
+        for (pack, count), is_complete in zip(moves, complete, strict=True):
+            pack.advance(count if is_complete else 0)
         return row
 
     def _planned(self, count: int) -> 'list[_Step]':

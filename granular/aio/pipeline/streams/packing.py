@@ -91,7 +91,7 @@ class Packing(Holding):
         self._base: dict[str, Any] = {'offsets': [0] * len(self._features), 'document': 0, 'rows': 0}
         self._row = 0  # the next row of all shards
         # The values of each feature in all rows before some rows: the last one up to the next row for which they are
-        # known, and later ones. None are after a state that does not have them, as of a host that shares rows.
+        # known, and later ones. None are after a state that does not have them.
         self._values: dict[int, list[int]] = {0: [0] * len(self._features)}
         self._place: int | None = None  # of the next row of this host from there on, if a mix decides it
         self._rows: list[list[Segment]] | None = None  # of the pack; None until it is computed
@@ -129,21 +129,23 @@ class Packing(Holding):
             return END
         element = self._build(row)
         if self._place is None:
-            if not await self.has(self.turns.stride) and self.turns.whole:
+            is_complete = await self.has(self.turns.stride)
+            if self.turns.whole and not is_complete:
                 return END  # other hosts have no row in this round
-            self.advance(self.turns.stride)
+            self.advance(self.turns.stride if is_complete else 0)
         return element
 
     async def has(self, count: int) -> bool:
-        """Return whether there are so many rows from the position on.
+        """Return whether there are so many rows from the position on; if there are not, move it behind the last one.
 
-        They are computed: hosts that take a round of rows come to the same state, behind the last one. A change that
-        is declared for a state, such as elements that are excluded, so begins with the same row on all of them.
+        They are computed, and their values counted: hosts that take a round of rows come to the same state, behind the
+        last one. A change that is declared for a state, such as elements that are excluded, so begins with the same row
+        on all of them.
         """
         return await self._find(self._row + count - 1) is not None
 
     def advance(self, count: int) -> None:
-        """Move the position on by so many rows, which hosts have taken."""
+        """Move the position on by so many rows that there are, which hosts have taken."""
         self._row += count
         known = max((row for row in self._values if row <= self._row), default=0)
         self._values = {row: values for row, values in self._values.items() if row >= known}

@@ -10,6 +10,7 @@ from granular.aio.pipeline.execution.prefetch import END, Crew, Prefetch
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
 from granular.aio.pipeline.nodes.indices import ENDLESS, LONGEST, IndexNode, Repeat, Slice, part_of
+from granular.aio.pipeline.nodes.left_out import leaving_out
 from granular.aio.pipeline.nodes.outlines import length_if_known, outline_of
 from granular.aio.pipeline.nodes.patterns import nested
 from granular.aio.pipeline.nodes.size_batches import SizeBatches
@@ -34,7 +35,6 @@ _CHUNKS: Final = 8  # minimum number of chunks that the read-ahead is divided in
 _BLIND: Final = 1  # chunks ahead while the size of elements is unknown: four elements before it is limited by memory
 _DROPPED: Final = 1000  # elements in a row that were dropped, after which the following ones are looked up
 _SHOWN: Final = 5  # stages that drop elements, in a message
-_LOOKED_UP: Final = 1 << 20  # elements at a time
 _SMALL: Final = 1 << 18  # bytes; smaller chunks grow if loading them is quick and waits for nothing
 
 
@@ -163,8 +163,8 @@ class Read(Stream):
         return self.turns.state(min(len(self.source), index * self.turns.stride), False)
 
     def outline(self) -> dict[str, Any]:
-        whole = {'whole': True} if self.shard.drop_remainder else {}
-        return {'read': outline_of(self.source), 'length': length_if_known(self.source), **whole}
+        source, whole = self.source, {'whole': True} if self.shard.drop_remainder else {}
+        return {'read': outline_of(source), 'length': length_if_known(source), 'drops': self.drops, **whole}
 
     def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
         self.length()
@@ -381,19 +381,11 @@ class Reading(Flow):
 
     def _check_remaining(self) -> None:
         """Raise ``InvalidArgumentError`` if all elements of this host are excluded from a source without end."""
-        finite = self._read.source
-        while len(finite) >= ENDLESS and finite.parents:
-            finite = finite.parents[0]
-        if len(finite) >= ENDLESS:
+        excluding = leaving_out(self._read.source, lambda rounds: self.turns.taken(rounds * self._stride))
+        if not excluding:
             return
-        excluding: set[Source | None] = set()
-        for begin in range(0, len(finite), _LOOKED_UP):  # of an order that does not vary, the same come after so many
-            rounds = np.arange(begin, min(len(finite), begin + _LOOKED_UP)) * self._stride
-            excluding.add(elements.all_excluded(self._read.source, self.turns.taken(rounds)))
-            if None in excluding:
-                return
         host = '' if self._alone else f' of host {self.turns.index} of {self.turns.count}'
-        names = ' and '.join(sorted(stage.describe() for stage in excluding if stage is not None))
+        names = ' and '.join(sorted({stage.describe() for stage in excluding}))
         raise InvalidArgumentError(
             f'{names} leaves out all elements{host}, which are repeated without end: exclude others, or shuffle after '
             f'exclude()'

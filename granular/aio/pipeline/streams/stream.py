@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 from granular._support.indexing import Seed
 from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.origins import Picked, Stage
+from granular.aio.pipeline.position import FITS
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, divided
@@ -31,6 +32,7 @@ class Stream(Stage):
     transparent = False  # True if a state of this stage is that of its only parent
     unlisted = False  # True if it has the description of its parent, and is not listed beside it
     stateless = False  # True if states do not depend on it, so that it is no part of a fingerprint
+    apart = False  # True if hosts do not advance equally through it
     dataset_options: DatasetOptions = DatasetOptions()  # those that were set after this stage
     declared_seed: Seed | None = None  # that this stage sets for later ones
 
@@ -93,7 +95,8 @@ class Stream(Stage):
         """
         if self.transparent:
             return self.parent.outline()
-        return {'stage': self.describe(), 'of': [parent.outline() for parent in self.parents]}
+        apart = {'apart': True} if self.apart else {}
+        return {'stage': self.describe(), 'of': [parent.outline() for parent in self.parents], **apart}
 
     def traced_back(self, picked: Picked) -> list[tuple[Any, Picked]]:
         """Return what elements are made of, by their numbers; raise ``InvalidArgumentError`` if they have none."""
@@ -205,6 +208,11 @@ class Staged(Stream):
         self._line = line
         self._start = start
         self._args = args
+
+    @property
+    def apart(self) -> bool:  # type: ignore[override]
+        fit = FITS.get(getattr(self._start, 'kind', ''))
+        return fit is not None and not fit.in_step
 
     def flow(self) -> Flow:
         return self._start(self.parent.flow(), self.describe(), *self._args)

@@ -217,13 +217,12 @@ def copy_file(source: str, target: str, stopped: threading.Event) -> None:
     with translated(target):
         file, temporary = create_temporary(target)
     try:
-        while chunk := _piece(source, before, file.tell()):
+        done = 0
+        while count := _copy_piece(source, before.fd, target, file.fileno(), done):
             if stopped.is_set():
                 return
-            with translated(target):
-                file.write(chunk)
+            done += count
         with translated(target):
-            file.flush()
             os.fsync(file.fileno())
         with translated(source):
             after = version_of(os.stat(source))
@@ -236,9 +235,15 @@ def copy_file(source: str, target: str, stopped: threading.Event) -> None:
         _discard(file, temporary, os.getpid())
 
 
-def _piece(path: str, file: OpenFile, start: int) -> bytes:
-    with translated(path):
-        return os.pread(file.fd, _CHUNK, start)
+def _copy_piece(source: str, read: int, target: str, written: int, start: int) -> int:
+    """Copy the next bytes of a file to another one, given their descriptors; return how many."""
+    with contextlib.suppress(AttributeError, OSError):  # a failure is that of what follows, which names the file
+        if count := os.copy_file_range(read, written, _CHUNK, start, start):  # takes half the time, or less
+            return count
+    with translated(source):
+        chunk = os.pread(read, _CHUNK, start)
+    with translated(target):
+        return os.pwrite(written, chunk, start)
 
 
 def sync_all(folder: str) -> None:
