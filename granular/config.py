@@ -74,7 +74,7 @@ class IOConfig:
     read_timeout: float = _env('read_timeout', 10.0, 'seconds without a byte of the body after which a request failed')
     min_rate: int = _env('min_rate', 1024, 'bytes a second that must come on average over read_timeout; 0 for any')
     hedge: float = _env('hedge', 0.03, 'of all requests, the share that may be sent again for being slow; 0 for none')
-    attempts: int = _env('attempts', 10, 'times a request is tried, not counting those while a store answers none')
+    attempts: int = _env('attempts', 10, 'times a request is tried; in an outage, retry_time alone limits it')
     retry_time: float = _env('retry_time', 180.0, 'seconds after which a request is not tried again; 0 for one attempt')
     backoff: float = _env('backoff', 0.1, 'seconds before the first retry; doubles, with full jitter')
     backoff_cap: float = _env('backoff_cap', 20.0, 'seconds that a single wait never passes')

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from granular._support.lazy import import_extra
+from granular._support.other_names import no_module_name
 from granular.aio.conversion.local_copy import LocalCopy as CopyFolderResult
 from granular.aio.pipeline.fields.fields import KDDataset
 from granular.sync.caches import SharedMemoryCache
@@ -115,3 +116,7 @@ def raw_image_folder_sample_to_pil_sample(sample: tuple[bytes, Any]) -> tuple[An
     data, label = sample
     image = import_extra('PIL.Image', 'formats', 'images need Pillow').open(io.BytesIO(data))
     return image.convert('RGB'), label
+
+
+def __getattr__(name: str) -> Any:
+    raise no_module_name(__name__, name)

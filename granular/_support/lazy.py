@@ -75,7 +75,9 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> None:
 
     def find(name: str) -> Any:
         if name not in modules:
-            raise AttributeError(f'module {package!r} has no attribute {name!r}')
+            from granular._support.other_names import no_module_name  # which most programs need not import
+
+            raise no_module_name(package, name)
         if modules[name] == package:
             return importlib.import_module(f'{package}.{name}')
         value = namespace[name] = getattr(importlib.import_module(modules[name]), name)

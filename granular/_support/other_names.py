@@ -35,6 +35,30 @@ _STORE_OPTIONS: Final = {
     'tls_verify': ('verify', 'ssl_verify', 'allow_invalid_certificates'),
 }  # fmt: skip
 
+# Names of other packages, or other modules of this one, by the package that is asked for them.
+_MODULE_NAMES: Final = {
+    'granular': {
+        'DataLoader': 'granular.Loader loads batches of a source; granular.grain has the DataLoader of Grain',
+        **dict.fromkeys(('load_dataset', 'load_from_disk', 'load'), 'granular.open(path) opens a dataset'),
+        **dict.fromkeys(
+            ('Dataset', 'StreamingDataset', 'WebDataset'),
+            'granular.open(path) returns a reader, and granular.MapDataset.source(reader) a dataset with operations',
+        ),
+        'MDSWriter': 'granular.DatasetWriter writes a dataset',
+        'ShardWriter': 'granular.ShardedDatasetWriter writes shards',
+        **dict.fromkeys(('KDDataset', 'KDWrapper', 'ModeWrapper'), 'it is a name of granular.kappadata'),
+        **dict.fromkeys(('samplers', 'transforms', 'DataLoaderIterator', 'RecordMetadata'), 'it is in granular.grain'),
+    },
+    'granular.grain': dict.fromkeys(
+        ('SharedMemoryArray', 'SharedMemoryArrayMetadata'),
+        'mp_prefetch(8) passes arrays of worker processes in shared memory without it',
+    ),
+    'granular.kappadata': dict.fromkeys(
+        ('LabelSmoothingWrapper', 'OneHotWrapper', 'OverwriteClassesWrapper'),
+        'a KDWrapper with getitem_class, or a MapDataset.map, changes labels',
+    ),
+}  # fmt: skip
+
 _BOOLEANS: Final = frozenset(('bool', 'bool_'))  # of Python and numpy, which is not imported here
 
 # Types of values, and their names in numpy, pyarrow, datasets and streaming.
@@ -134,6 +158,52 @@ def refuse_unknown(
         raise UnknownArgumentError(f'{owner}: expected {expected}, got {count} by position{remedy}') from None
 
 
+def no_attribute(owner: str, name: str, answers: Mapping[str, str], obj: object = None) -> AttributeError:
+    """Return the error for an attribute that does not exist, with what to use instead."""
+    answer = f': {answers[name]}' if name in answers else ''
+    return AttributeError(f'{owner} has no attribute {name!r}{answer}', name=name, obj=obj)
+
+
+def no_module_name(module: str, name: str) -> AttributeError:
+    """Return the error for a name that a module of this package does not have, with what to use instead."""
+    return no_attribute(f'module {module!r}', name, _MODULE_NAMES.get(module, {}), sys.modules[module])
+
+
+class OtherNames:
+    """Base of classes that answer names of attributes that they do not have."""
+
+    _answers: ClassVar[Mapping[str, str]]
+    """What to use instead, by name."""
+
+    if not TYPE_CHECKING:  # type checkers would take every name for an attribute
+
+        def __getattr__(self, name):
+            raise no_attribute(f'{type(self).__name__!r} object', name, self._answers, self)
+
+
+OF_READERS: Final = {
+    **dict.fromkeys(
+        ('map', 'filter', 'shuffle', 'batch', 'repeat', 'slice', 'select', 'skip', 'to_iter_dataset'),
+        'granular.MapDataset.source(reader) has operations',
+    ),
+    **dict.fromkeys(('keys', 'schema', 'features', 'column_names'), 'the spec of a reader of a dataset has its types'),
+}
+OF_WRITERS: Final = {
+    **dict.fromkeys(('write', 'add', 'put'), 'call append(datapoint)'),
+    'extend': 'call append for each',
+    **dict.fromkeys(('finish', 'finalize', 'commit'), 'close it, which publishes what was appended'),
+}
+WRITER_ARGUMENTS: Final = {
+    'out': 'directory',
+    'columns': 'spec, whose types are names such as jpg and utf8',
+    **dict.fromkeys(
+        ('overwrite', 'mode', 'exist_ok'),
+        'nothing: no dataset is overwritten: remove it before by granular.Path(directory).rmtree()',
+    ),
+}
+OF_CURSORS: Final = {'save': 'call state_dict()', 'load': 'call load_state_dict(state)'}
+
+
 class Answering:
     """Base of classes whose constructors answer names of arguments that they do not have."""
 
@@ -160,6 +230,18 @@ class Awaited:
                 f'{type(self).__name__}: elements are awaited: use `await x.get({index!r:.50})`, `await x.fetch(...)` '
                 f'or `async for`'
             )
+
+
+class Entered:
+    """Base of objects of the async API that only ``async with`` enters and closes."""
+
+    if not TYPE_CHECKING:  # type checkers refuse a `with` by themselves
+
+        def __enter__(self):
+            raise InvalidArgumentError(f'{type(self).__name__} of the async API: enter it by `async with`')
+
+        def __exit__(self, *exception):
+            """Do nothing: ``__enter__`` fails."""
 
 
 class Unindexed:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, Final, Generic, Self, SupportsIndex, overload
 
+from granular._support.other_names import OF_READERS, OtherNames
 from granular._support.typing import Datapoint_co
 from granular.aio.bags.reader import BagReader
 from granular.aio.pipeline.data_source import MaskedSource, OpenedDataSource
@@ -15,11 +16,13 @@ _FACTS: Final = ('layout', 'shards', 'spec', 'columns', 'fields', 'size')
 _SAMPLES: Final = 3
 
 
-class Reader(SyncObject[A], Generic[A, Datapoint_co]):
+class Reader(OtherNames, SyncObject[A], Generic[A, Datapoint_co]):
     """Base of readers, which pickle to their address and options and are reopened when unpickled.
 
     If the data was replaced in between, reopening raises ``ObjectChangedError``.
     """
+
+    _answers = OF_READERS
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reopened, (type(self), self.aio)

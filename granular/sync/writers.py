@@ -1,11 +1,14 @@
 """The sync API of the writers of :mod:`granular.aio.datasets`, which readers do not import."""
 
+from granular._support.other_names import OF_WRITERS, OtherNames
 from granular.aio.datasets import sharded_writer, writer
 from granular.sync.base import A, SyncObject, blocking, constructing, passed_on
 
 
-class Appending(SyncObject[A]):
+class Appending(OtherNames, SyncObject[A]):
     """Base of the writers of a single dataset and of a sharded one."""
+
+    _answers = OF_WRITERS
 
     spec: dict[str, str] = passed_on(writer.DatasetWriter.spec)
     size: int = passed_on(writer.DatasetWriter.size)

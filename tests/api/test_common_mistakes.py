@@ -278,6 +278,26 @@ MISTAKES = {
         lambda: list(dataset.map(lambda i: 1 // 0).to_iter_dataset(on_error=lambda error: None)),
         r'on_error calls fn\(index, error\), which .*lambda.*\(error\) does not accept: too many positional',
     ),
+    'mapping_in_memory': (
+        lambda: granular.InMemoryDataSource({'a': [1]}),
+        r'^elements: expected a sequence, got dict: pass a list of its values, or \[it\]$',
+    ),
+    'processes_to_prefetch': (
+        lambda: dataset.to_iter_dataset().prefetch(granular.MultiprocessingOptions(2)),
+        '^buffer_size: expected an integer, got MultiprocessingOptions.*: mp_prefetch takes it$',
+    ),
+    'seed_of_a_loader': (
+        lambda: granular.Loader(dataset, 2, seed=3),
+        r'for seed, pass sources.Epochs\(source, seed=0\), or MapDataset.shuffle\(seed=0\), as the source$',
+    ),
+    'condition_to_rewrite': (
+        lambda: granular.rewrite('data', 'other', filter=bool),
+        '^rewrite: .* for filter, pass keep, such as keep=lambda label: label < 10$',
+    ),
+    'text_joined_to_an_address': (
+        lambda: 'data' / granular.Path('s3://bucket', anon=True),
+        '^s3://bucket: has no path on the local disk$',
+    ),
     'state_of_a_loader_for_a_stream': (
         lambda: iter(dataset.to_iter_dataset()).load_state_dict(granular.Loader(dataset, 2).save()),
         r'^expected what state_dict\(\) of a stream or .* got the state of a Loader at step 0: load it into a Loader',
@@ -406,7 +426,7 @@ def test_arguments_of_torch_are_answered_with_ours(cls, name):
 
 
 @pytest.mark.parametrize('cls', [granular.ShardedDatasetWriter, granular.aio.ShardedDatasetWriter])
-@pytest.mark.parametrize('name', ['out', 'columns', 'size_limit', 'maxcount', 'shard_size'])
+@pytest.mark.parametrize('name', ['out', 'columns', 'size_limit', 'maxcount', 'shard_size', 'overwrite', 'mode'])
 def test_arguments_of_other_writers_are_answered_with_ours(cls, name, tmp_path):
     with pytest.raises(InvalidArgumentError, match=rf"Writer: no arguments \['{name}'\]: for {name}, pass \w+"):
         cls(**{name: tmp_path / 'x'})
@@ -428,6 +448,7 @@ def test_arguments_of_other_writers_are_answered_with_ours(cls, name, tmp_path):
         ('window_shuffle', 'buffer_size', 'window_size'),
         ('limit', 'n', 'count'),
         ('prefetch', 'prefetch_factor', 'buffer_size'),
+        ('prefetch', 'num_workers', r'nothing: mp_prefetch\(8\)'),
         ('rebatch', 'drop_last', 'drop_remainder'),
         ('batch', 'batch', 'batch_size'),
         ('batch', 'drop_last', 'drop_remainder'),
@@ -586,8 +607,8 @@ def test_operations_of_the_other_kind_of_dataset_are_answered(kind):
     )
     beginnings = {'source', 'range', 'select_from_datasets', 'aio', 'node', 'parents'}  # and what is not an operation
     for one, missing in ((chain, names[1] - names[0]), (stream, names[0] - names[1] - beginnings)):
-        others = {'split', 'enumerate'} if one is chain else set()
-        for name in {*missing, *others, 'take', 'get_state', 'load_state_dict', 'stats'} - {
+        others = {'split', 'enumerate'} if one is chain else {'skip'}
+        for name in {*missing, *others, 'take', 'unbatch', 'get_state', 'load_state_dict', 'stats'} - {
             'set_slice',
             'with_options',
         }:
@@ -595,6 +616,55 @@ def test_operations_of_the_other_kind_of_dataset_are_answered(kind):
                 getattr(one, name)
         with pytest.raises(AttributeError, match="no attribute 'x'$"):
             operator.attrgetter('x')(one)
+
+
+@pytest.mark.parametrize('module', [granular, granular.grain, granular.kappadata])
+def test_names_of_other_libraries_are_answered_with_those_of_the_package(module):
+    names = {
+        granular: {'DataLoader': 'granular.Loader loads', 'ModeWrapper': 'it is a .* granular.kappadata',
+                   'load_dataset': r'granular.open\(path\)'},
+        granular.grain: {'SharedMemoryArray': r'mp_prefetch\(8\) passes'},
+        granular.kappadata: {'OneHotWrapper': 'a KDWrapper with getitem_class'},
+    }[module]  # fmt: skip
+    for name, answer in {**names, 'zz': ''}.items():
+        expected = f'^module {module.__name__!r} has no attribute {name!r}{answer and ": "}{answer}'
+        with pytest.raises(AttributeError, match=expected if answer else f'{expected}$'):
+            getattr(module, name)
+
+
+def test_methods_of_other_libraries_are_answered_by_readers_writers_and_iterators(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'x', {'label': 'int'}) as writer:
+        writer.append({'label': 1})
+    with granular.DatasetReader(tmp_path / 'x') as reader, iter(dataset.to_iter_dataset()) as iterator:
+        answers = {
+            writer: {'write': r'call append\(datapoint\)', 'finish': 'close it'},
+            reader: {**dict.fromkeys(('shuffle', 'batch', 'map'), r'granular.MapDataset.source\(reader\) has op'),
+                     **dict.fromkeys(('keys', 'schema'), 'the spec of a reader')},
+            iterator: {'save': r'call state_dict\(\)', 'load': r'call load_state_dict\(state\)'},
+        }  # fmt: skip
+        for one, names in answers.items():
+            for same in {one, getattr(one, 'aio', one)}:
+                for name, answer in names.items():
+                    with pytest.raises(AttributeError, match=f'no attribute {name!r}: {answer}'):
+                        getattr(same, name)
+                with pytest.raises(AttributeError, match="no attribute 'zz'$"):
+                    operator.attrgetter('zz')(same)
+
+
+async def test_use_of_the_async_api_without_await_is_answered(tmp_path):
+    async with granular.aio.DatasetWriter(tmp_path / 'x', {'label': 'int'}) as writer:
+        await writer.append({'label': 1})
+    reader = granular.aio.DatasetReader(tmp_path / 'x')
+    opening = granular.aio.open(tmp_path / 'x')
+    for one in (writer, reader, opening):
+        with pytest.raises(InvalidArgumentError, match='of the async API: enter it by `async with`$'), one:
+            pass
+    for ask in (len, list, operator.itemgetter(0)):
+        with pytest.raises(InvalidArgumentError, match=r'opens: use `reader = await ...` or `async with'):
+            ask(opening)
+    assert bool(opening)
+    async with opening as opened:
+        assert len(opened) == 1
 
 
 async def test_for_over_a_stream_of_the_async_api_in_a_running_loop_is_answered():
@@ -755,6 +825,8 @@ def test_a_reader_without_functions_says_where_they_are(tmp_path):
         writer.append({'a': 1})
     with pytest.raises(UnknownTypeError, match=r"key 'a' has type 'int', expected one of: none, .*granular.decoders"):
         granular.open(tmp_path / 'data', {})
+    with pytest.raises(UnknownTypeError, match=r"of: png: pass {\*\*granular.decoders, ...}, which has 'int'$"):
+        granular.open(tmp_path / 'data', {'png': None})
 
 
 def test_a_rank_of_torchrun_without_a_process_group_is_an_error(monkeypatch):

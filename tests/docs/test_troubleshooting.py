@@ -24,6 +24,7 @@ FOREIGN = {
     'DeprecationWarning: This process … is multi-threaded, use of fork() may lead to deadlocks in the child',
     '… certificate verify failed …',
     '… Too many open files',
+    "object of type 'IterDataset' has no len()",
     'os.fork is unsafe while filelock is changing descriptor ownership',
 }
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -87,6 +87,17 @@ def test_outage_ends_with_its_time(server):
     with pytest.raises(StoreError, match='status 500') as caught:
         one.read_range(0, 5)
     assert attempts_of(caught.value) > 20
+    assert re.search(r'in [23]\.\d s: the store answers no request: check that it and', caught.value.__notes__[0])
+
+
+def test_warnings_of_an_outage_become_rare(server, caplog):
+    caplog.set_level('INFO', 'granular')
+    one = path(server, 'http')
+    one.read_range(0, 5)
+    server.script.extend([('status', 500)] * 2 * LONG)
+    assert one.read_range(0, 5) == DATA[:5]
+    levels = [record.levelname for record in caplog.records if record.getMessage().startswith('attempt ')]
+    assert levels[:3] == ['INFO', 'INFO', 'WARNING'] and levels.count('WARNING') == 1 and len(levels) > LONG
 
 
 @pytest.mark.parametrize('attempts', [1, 2, 5])

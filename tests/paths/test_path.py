@@ -903,6 +903,8 @@ def test_names_are_those_of_pathlib(root, name):
     assert ours.with_stem('z').name == theirs.with_stem('z').name
     assert ours.joinpath('x', 'y/z') == ours / 'x' / 'y/z'
     assert ours.joinpath() == ours
+    assert root / granular.Path(name) == ours and type(root / granular.aio.Path(name)) is granular.aio.Path
+    assert name / granular.Path('/tmp') == granular.Path('/tmp')
     assert ours.is_absolute() is (root != 'relative')
     assert ours.absolute().is_absolute()
     assert str(granular.Path('relative').absolute()) == str(pathlib.Path('relative').absolute())

@@ -7,6 +7,7 @@ import pytest
 
 import granular
 from granular.aio.http.messages import Head, http_date
+from granular.aio.http.refusals import refusal
 from granular.aio.http.transport import Answer
 from granular.aio.stores.base import Entry
 from granular.aio.stores.listing import Listing
@@ -123,6 +124,29 @@ def test_endless_empty_pages_are_an_error(monkeypatch):
     assert listed(*(page('', f't{i}') for i in range(40)), page(contents('in/a'))) == ['in/a']
     with pytest.raises(BadReplyError, match='50 pages'):
         listed(*(page('', f't{i}') for i in range(99)))
+
+
+@pytest.mark.parametrize(
+    ('body', 'shown'),
+    [
+        ('<!DOCTYPE html><html><head><title>\n502 Bad\n Gateway</title><body>x</body></html>', '502 Bad Gateway'),
+        ('<html><TITLE lang="en">A &amp; B</TITLE>', 'A & B'),
+        ('<html><title></title><p>' + 'x' * 500, '<html><title></title><p>' + 'x' * 56),
+        ('too busy ' * 50, ('too busy ' * 50)[:200]),
+    ],
+)
+def test_pages_of_html_in_refusals_are_cut_to_their_titles(body, shown):
+    error = refusal(answer(status=502).head, body.encode(), NAME).error
+    assert str(error) == f'{NAME}: status 502, {shown}'
+
+
+def test_path_of_an_endpoint_is_named_where_a_listing_is_not_found():
+    reply = answer('<Error><Code>NoSuchKey</Code></Error>', 404)
+    for endpoint in (None, 'http://host:1', 'http://host:1/'):
+        with pytest.raises(BadReplyError, match='the error NoSuchKey$'):
+            s3replies.next_page(Listing(NAME, '', '', True), reply, endpoint)
+    with pytest.raises(BadReplyError, match='NoSuchKey: endpoint_url has the path /bucket, .* before the bucket$'):
+        s3replies.next_page(Listing(NAME, '', '', True), reply, 'http://host:1/bucket')
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ class FailedAttempts(logging.Handler):
     """Learns from the log how often each request to a store has failed."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -222,11 +222,16 @@ class FailedAttempts(logging.Handler):
         await future
 
     def __enter__(self) -> Self:
-        logging.getLogger('granular').addHandler(self)
+        logger = logging.getLogger('granular')
+        logger.addHandler(self)
+        self._before = logger.level
+        logger.setLevel(logging.INFO)  # warnings become rare during an outage
         return self
 
     def __exit__(self, *args: object) -> None:
-        logging.getLogger('granular').removeHandler(self)
+        logger = logging.getLogger('granular')
+        logger.setLevel(self._before)
+        logger.removeHandler(self)
 
 
 _FAILED: Final = re.compile(r'attempt (\d+) failed, .*? s: (\w+://[\w-]+)')

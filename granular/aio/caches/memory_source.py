@@ -5,7 +5,7 @@ import mmap
 import os
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
@@ -143,6 +143,10 @@ def _created(path: str, elements: Sequence[Any]) -> Segment:
 
 
 def _fill(fd: int, elements: Sequence[Any]) -> None:
+    if isinstance(elements, Mapping):
+        raise InvalidArgumentError(
+            f'elements: expected a sequence, got {type(elements).__name__}: pass a list of its values, or [it]'
+        )
     if not (hasattr(elements, '__len__') and hasattr(elements, '__getitem__')):
         remedy = ': pass list(...) of it' if hasattr(elements, '__iter__') else ''
         raise InvalidArgumentError(f'elements: expected a sequence, got {type(elements).__name__}{remedy}')

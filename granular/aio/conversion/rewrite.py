@@ -53,7 +53,11 @@ class Rewriting:
     seconds: float
 
 
-@answering()
+@answering(
+    **dict.fromkeys(('filter', 'condition', 'predicate', 'where'), 'keep, such as keep=lambda label: label < 10'),
+    **dict.fromkeys(('map', 'transform', 'function'), "values, such as values={'label': lambda label: label + 1}"),
+    columns='drop, with the keys to leave out',
+)
 async def rewrite(
     source: AnyPath | Sequence[AnyPath],
     directory: AnyPath,

@@ -75,6 +75,8 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
             )
             hint = f'; {keys} are keys, not types' if (keys := _keys_in(table, spec)) else ''
             hint += f'; for {element}, pass {ours}' if (ours := type_named(element)) else ''
+            if element in formats.decoders and table and not hint:
+                hint += f': pass {{**granular.decoders, ...}}, which has {element!r}'
             raise UnknownTypeError(
                 f'{name}: key {key!r} has type {element!r}, expected one of: {types}{hint}'
             ) from None

@@ -4,14 +4,17 @@ import abc
 from collections.abc import Mapping
 from typing import Any
 
+from granular._support.other_names import OF_WRITERS, OtherNames
 from granular.aio.datasets.appending import warn_of_found
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import Publishing
 from granular.formats.layout import Layout, check_spec
 
 
-class DatapointWriter(Publishing):
+class DatapointWriter(OtherNames, Publishing):
     """Base of the writers of a single dataset and of a sharded one."""
+
+    _answers = OF_WRITERS
 
     def __init__(self, directory: Path, spec: Mapping[str, str], layout: Layout) -> None:
         super().__init__()

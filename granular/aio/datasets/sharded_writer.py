@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from granular import formats
 from granular._support.indexing import check_integer
-from granular._support.other_names import answering
+from granular._support.other_names import WRITER_ARGUMENTS, answering
 from granular._support.text import logger
 from granular.aio.datasets.appending import all_finished, mark, unmark
 from granular.aio.datasets.build_index import build_index
@@ -63,8 +63,7 @@ class ShardedDatasetWriter(DatapointWriter):
     """
 
     @answering(
-        out='directory',
-        columns='spec, whose types are names such as jpg and utf8',
+        **WRITER_ARGUMENTS,
         size_limit='shardlen, which counts datapoints',
         maxcount='shardlen',
         shard_size='shardlen',

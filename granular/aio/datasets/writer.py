@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from granular import formats
+from granular._support.other_names import WRITER_ARGUMENTS, answering
 from granular.aio.bags.copied import CopiedBag
 from granular.aio.bags.output import BagOutput, withdraw
 from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
@@ -66,6 +67,7 @@ class DatasetWriter(DatapointWriter):
                 await writer.append({'label': label})
     """
 
+    @answering(**WRITER_ARGUMENTS, shardlen='it to a ShardedDatasetWriter')
     def __init__(
         self,
         directory: AnyPath,

@@ -25,11 +25,13 @@ _DAMAGED: Final = frozenset(
 )
 _ARCHIVED: Final = frozenset(('InvalidObjectState', 'BlobArchived'))
 _MESSAGE: Final = re.compile(rb'<Message>([^<]*)</Message>')
+_TITLE: Final = re.compile(rb'<title[^>]*>\s*([^<\s][^<]*)</title>', re.IGNORECASE)
 _REGION: Final = re.compile(
     rb'<Region>([A-Za-z0-9-]{1,63})</Region>'
     rb'|<Endpoint>(?:[^<]*\.)?s3[.-](?:dualstack\.)?([a-z0-9-]{1,63})\.amazonaws\.com(?:\.cn)?</Endpoint>'
 )
 _LONGEST: Final = 400  # characters of a message of the store
+_LONGEST_MARKUP: Final = 80  # characters of a page without a title
 _RATE_LIMIT: Final = re.compile(r';\s*r=0\s*;\s*t=(\d{1,9})')  # draft-ietf-httpapi-ratelimit-headers: used up
 
 RecoverableKind = Literal['expired', 'region', 'skewed']
@@ -164,5 +166,7 @@ def _retry_after(head: Head) -> float:
 
 
 def _text(body: bytes | bytearray) -> str:
-    # Servers may quote the request.
-    return ' '.join(hidden(bytes(body).decode(errors='replace')).split())[:200]
+    # Servers may quote the request. Of a page of HTML, the title says what failed.
+    title = _TITLE.search(body)
+    text = html.unescape((title[1] if title else bytes(body)).decode(errors='replace'))
+    return ' '.join(hidden(text).split())[: _LONGEST_MARKUP if text.lstrip().startswith('<') else 200]

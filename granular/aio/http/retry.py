@@ -33,6 +33,8 @@ from granular.metrics import StoreMetrics
 T = TypeVar('T')
 
 _WARN_FROM: Final = 3  # the attempt from which on failures are logged as warnings
+_QUIET: Final = 10.0  # seconds after the first warning of an operation in which there is no other one; doubles
+_SILENT: Final = ': the store answers no request: check that it and the network are up; a longer retry_time waits'
 _THROTTLED: Final = 0.5  # maximum seconds before the first retry after throttling
 _DOUBTFUL: Final = 3  # failures in a row before a store is asked whether it answers
 _ASKED_EVERY: Final = 2.0  # seconds
@@ -129,6 +131,7 @@ class Attempts:
         self._began = self._started  # of the last attempt
         self._gained = 0  # bytes since the last renewal of the time
         self._failed: float | None = None  # the time of the last failure, unless it was a wrong reply
+        self._quiet, self._quiet_until = _QUIET, -math.inf  # warnings of the operation
         self._recovered: set[RecoverableKind] = set()
 
     async def run(self, attempt: Callable[[], Awaitable[T]], nbytes: int, has_slot: bool = False) -> T:
@@ -190,7 +193,7 @@ class Attempts:
             self._started = self._renewed = now
         progress = self._record_progress(now)
         cap = config.backoff_cap
-        final = self._count >= failure.attempts
+        final, reason = self._count >= failure.attempts, ''
         # The first failures in a row are counted without asking: most end with them.
         if failure.outage and (failure.unsent or self._row > min(_DOUBTFUL, config.attempts - 1)):
             since = self._began if before is None else before
@@ -199,16 +202,19 @@ class Attempts:
                     self._sure, failure.error.of_object = self._count, True
                 case False:
                     self._count, cap, final = self._sure, min(cap, _OUTAGE_WAIT), False
+                    reason = _SILENT
                 case None:
                     final = False
             now = time.monotonic()
         wait = max(failure.after, jittered(failure.backoff, cap, self._row))
         left = min(config.retry_time - (now - self._renewed), failure.patience - (now - self._started))
         if final or wait > left:
-            return self._given_up(failure)
+            return self._given_up(failure, reason)
         metrics.retried(outcome)
-        # Occasional failures are normal for a bucket: warn only from the third consecutive one on.
-        level = logging.INFO if self._row < _WARN_FROM else logging.WARNING
+        # Occasional failures are normal for a bucket: warn only from the third one in a row on, and ever more rarely.
+        level = logging.INFO
+        if self._row >= _WARN_FROM and now >= self._quiet_until:
+            level, self._quiet_until, self._quiet = logging.WARNING, now + self._quiet, 2 * self._quiet
         logger.log(level, 'attempt %d failed, retrying in %.2f s: %s', self._sent, wait, failure.error)
         if progress:
             self._count = 0
@@ -217,7 +223,7 @@ class Attempts:
         else:
             self._traffic.governor.failed()
         await self._wait(failure, wait)
-        return None if await self._acquire(nbytes, left - wait) else self._given_up(failure, ': too many fail')
+        return None if await self._acquire(nbytes, left - wait) else self._given_up(failure, _SILENT)
 
     def _judge(self, error: Exception) -> _Failure | None:
         """Return what a failed attempt means; None for a permanent error."""

@@ -124,6 +124,9 @@ class PurePath:
         tail = self._store.keyed(tail.rstrip('/'))
         return type(self).of(self._store, (f'{path}/{tail}' if path and tail else path or tail) + query)
 
+    def __rtruediv__(self, other: str) -> Self:
+        return type(self)(other) / self if isinstance(other, str) else NotImplemented
+
     def joinpath(self, *others: str | os.PathLike[str]) -> Self:
         """Return this path joined with others, as by ``/``."""
         path = self

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._support.indexing import Ints, check_integer, index_of, indices_of
-from granular._support.other_names import Answering, Awaited
+from granular._support.other_names import OF_READERS, Answering, Awaited, OtherNames
 from granular._support.typing import Datapoint_co
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
@@ -139,8 +139,10 @@ def join(sources: Sequence[DataSource]) -> Joint:
     return sources[0]._joined(sources[1:])
 
 
-class OpenedDataSource(DataSource, Awaited, AsyncResource, Generic[Datapoint_co]):
+class OpenedDataSource(DataSource, Awaited, OtherNames, AsyncResource, Generic[Datapoint_co]):
     """A data source that is opened and closed. Its first datapoints can be taken."""
+
+    _answers = OF_READERS
 
     @abc.abstractmethod
     def __len__(self) -> int: ...

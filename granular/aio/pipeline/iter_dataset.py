@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Generic, Self, TypeVar, cast, overload
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
 
 from granular._support.indexing import check_integer, check_seed
 from granular._support.other_names import Unindexed, answering
@@ -35,6 +35,9 @@ from granular.aio.pipeline.transforms import (
     FUNCTION_ARGUMENTS,
     MAP_ARGUMENTS,
     MIX_ARGUMENTS,
+    OF_CHAINS,
+    OF_DATASETS,
+    PREFETCH_ARGUMENTS,
     WINDOW_ARGUMENTS,
     Chain,
     DatasetOptions,
@@ -53,10 +56,6 @@ from granular.errors import InvalidArgumentError
 from granular.shuffle import MAX_SEED
 
 T = TypeVar('T')
-_OF_DATASETS: Final = dict.fromkeys(
-    ('select', 'slice', 'subset', 'percent', 'filter_classes', 'oversample', 'concatenate', 'exclude', 'fetch', 'get'),
-    'call it before to_iter_dataset()',
-)
 
 
 class IterDataset(Unindexed, Chain, Generic[Element_co]):
@@ -76,9 +75,11 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
     """
 
     _answers: ClassVar[Mapping[str, str]] = {
-        **_OF_DATASETS,
+        **OF_CHAINS,
+        **OF_DATASETS,
         'shuffle': 'call shuffle before to_iter_dataset(), or window_shuffle',
         'take': 'call limit',
+        'skip': 'slice the MapDataset, as in dataset[n:], before to_iter_dataset()',
         'indices': 'call it of an iterator, as in iter(stream).indices(3)',
         **dict.fromkeys(('batch_by_size', 'shapes'), 'call batch_by_size before to_iter_dataset()'),
         'to_iter_dataset': 'it is a stream; shard_options belong to the MapDatasets that it reads',
@@ -355,12 +356,14 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         )  # fmt: skip
         return IterDataset(Packed(self._stream, recipe))
 
-    @answering(**dict.fromkeys(('n', 'size', 'prefetch_factor', 'num_batches'), 'buffer_size'))
+    @answering(**PREFETCH_ARGUMENTS)
     def prefetch(self, buffer_size: int = 2) -> Self:
         """Compute ``buffer_size`` elements of all previous operations ahead of the consumer.
 
         With 0, each element is computed on request. ``iterator.set_prefetch_buffer_size(10)`` changes the number.
         """
+        if isinstance(buffer_size, MultiprocessingOptions):
+            raise InvalidArgumentError(f'buffer_size: expected an integer, got {buffer_size}: mp_prefetch takes it')
         return self._of(Prefetched(self._stream, check_integer('buffer_size', buffer_size, 0)))
 
     @answering(num_workers='the number alone, as in mp_prefetch(8)')

@@ -7,6 +7,7 @@ from typing import Any, Self
 from numpy.typing import ArrayLike
 
 from granular._support.indexing import check_integer
+from granular._support.other_names import OF_CURSORS, OtherNames
 from granular._support.text import counted
 from granular._support.typing import Element_co
 from granular.aio.pipeline.cursor import Cursor
@@ -132,9 +133,10 @@ class StreamCursor(Cursor):
         return {'elements': self.elements(), **self.flow.stats()}
 
 
-class CursorHandle(Traceable):
+class CursorHandle(Traceable, OtherNames):
     """Base of the iterators of ``for`` and ``async for``: a cursor, which is closed once its handle is dropped."""
 
+    _answers = OF_CURSORS
     _runs = True  # False of a subclass, which has no cursor
 
     def __init__(self, parents: Any = ()) -> None:

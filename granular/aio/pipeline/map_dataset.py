@@ -33,6 +33,7 @@ from granular.aio.pipeline.transforms import (
     FUNCTION_ARGUMENTS,
     MAP_ARGUMENTS,
     MIX_ARGUMENTS,
+    OF_CHAINS,
     WINDOW_ARGUMENTS,
     Chain,
     FlatMapFunction,
@@ -63,6 +64,7 @@ class MapOperations(Traceable, Chain, abc.ABC, Generic[Element_co]):
 
     _node: Source
     _answers: ClassVar[Mapping[str, str]] = {
+        **OF_CHAINS,
         **dict.fromkeys((name for name in vars(IterDataset) if name[0] != '_'), 'call to_iter_dataset() before it'),
         'limit': 'slice it, as in dataset[:n]',
         'take': 'slice it, as in dataset[:n]',

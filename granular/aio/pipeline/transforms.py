@@ -2,13 +2,13 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar, cast
 
 import numpy as np
 
 from granular._support.indexing import MOST_WORKERS, check_integer, index_of
-from granular._support.other_names import answering
+from granular._support.other_names import OtherNames, answering
 from granular._support.typing import In_contra, Out_co
 from granular.errors import InvalidArgumentError
 from granular.formats.display import html_lines
@@ -42,13 +42,24 @@ MAP_ARGUMENTS: Final = {
     'on_error': "on_error='skip' to to_iter_dataset",
     'fn_kwargs': 'functools.partial(function, ...)',
 }
-_OF_ITERATORS: Final = dict.fromkeys(
-    (
-        'get_state', 'set_state', 'state_dict', 'load_state_dict', 'get_next_index', 'set_next_index', 'stats',
-        'errors', 'close',
+PREFETCH_ARGUMENTS: Final = {
+    **dict.fromkeys(('n', 'size', 'prefetch_factor', 'num_batches'), 'buffer_size'),
+    **dict.fromkeys(('num_workers', 'options'), 'nothing: mp_prefetch(8) takes processes'),
+}
+OF_CHAINS: Final = {
+    **dict.fromkeys(
+        (
+            'get_state', 'set_state', 'state_dict', 'load_state_dict', 'get_next_index', 'set_next_index', 'stats',
+            'errors', 'close',
+        ),
+        'it belongs to an iterator: `with iter(stream) as iterator`',
     ),
-    'it belongs to an iterator: `with iter(stream) as iterator`',
-)  # fmt: skip
+    'unbatch': 'call flat_map(list), if an element is a sequence',
+}  # fmt: skip
+OF_DATASETS: Final = dict.fromkeys(
+    ('select', 'slice', 'subset', 'percent', 'filter_classes', 'oversample', 'concatenate', 'exclude', 'fetch', 'get'),
+    'call it before to_iter_dataset()',
+)
 
 
 class MapTransform(abc.ABC, Generic[In_contra, Out_co]):
@@ -340,20 +351,8 @@ def operation_of(transformation: Any) -> str:
     return 'map'
 
 
-class Chain:
-    """Base of MapDataset and IterDataset: chains of operations, and answers to names of other methods."""
-
-    _answers: ClassVar[Mapping[str, str]]
-    """Replacements, by name."""
-
-    if not TYPE_CHECKING:  # type checkers would take every name for an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            answers = {**_OF_ITERATORS, **self._answers}
-            answer = f': {answers[name]}' if name in answers else ''
-            raise AttributeError(
-                f'{type(self).__name__!r} object has no attribute {name!r}{answer}', name=name, obj=self
-            )
+class Chain(OtherNames):
+    """Base of MapDataset and IterDataset: chains of operations."""
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> Any:
         """Apply one transformation, or several in order."""

@@ -9,10 +9,10 @@ import warnings
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, Self, TypeVar, cast
 
 from granular._support.lazy import at_exit
-from granular._support.other_names import Answering
+from granular._support.other_names import Answering, Entered
 from granular._support.text import logger
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.immediate import Rest, running_loop, to_loop
@@ -22,13 +22,13 @@ from granular.aio.runtime.portal import portal
 from granular.aio.runtime.tasks import finish_within
 from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import computing, refuse_own_use
-from granular.errors import ClosedError, GranularError, UnsupportedError
+from granular.errors import ClosedError, GranularError, InvalidArgumentError, UnsupportedError
 
 T = TypeVar('T')
 P = ParamSpec('P')
 
 
-class AsyncResource(Answering, abc.ABC):
+class AsyncResource(Answering, Entered, abc.ABC):
     """A resource that is opened once, by ``await X.open(...)``, ``async with X(...)`` or its first use, and closed."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Resource(Protocol):
 R = TypeVar('R', bound=Resource)
 
 
-class Opening(Coroutine[Any, Any, R]):
+class Opening(Entered, Coroutine[Any, Any, R]):
     """A coroutine that returns an open resource. An ``async with`` block may take it without ``await``.
 
     Attributes:
@@ -125,6 +125,17 @@ class Opening(Coroutine[Any, Any, R]):
     def __init__(self, coroutine: Coroutine[Any, Any, R]) -> None:
         self.coroutine = coroutine
         self._opened: R | None = None
+
+    if not TYPE_CHECKING:  # type checkers refuse both by themselves
+
+        def __len__(self):
+            raise InvalidArgumentError('a coroutine that opens: use `reader = await ...` or `async with ... as reader`')
+
+        def __getitem__(self, index):
+            return len(self)
+
+    def __bool__(self) -> bool:
+        return True
 
     def send(self, value: Any, /) -> Any:
         return self.coroutine.send(value)

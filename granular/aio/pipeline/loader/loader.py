@@ -307,6 +307,7 @@ class Loader(LoaderHandle):
         pin_memory="granular.integrations.torch.Batches(loader, device='cuda'), which pins memory",
         drop_last='nothing: a finite source ends with its last full batch',
         shuffle='sources.Epochs(source, shuffle=True), or MapDataset.shuffle, as the source',
+        seed='sources.Epochs(source, seed=0), or MapDataset.shuffle(seed=0), as the source',
         sampler='MapDataset.slice(indices) as the source',
         collate_fn='MapDataset.batch(64, batch_fn=...) with to_iter_dataset() instead of a Loader',
         persistent_workers='nothing: workers persist',

@@ -256,7 +256,8 @@ class S3Client(Client):
             return None
 
     async def page(self, listing: Listing, limit: int) -> Page:
-        query, check = s3replies.query_of(listing, limit), functools.partial(s3replies.next_page, listing)
+        query = s3replies.query_of(listing, limit)
+        check = functools.partial(s3replies.next_page, listing, endpoint=self.endpoint)
         return await self.call('GET', '', check, query=query, statuses=(200, 404), limit=_MAX_PAGE)
 
     async def create_bucket(self) -> None:

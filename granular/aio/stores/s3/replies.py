@@ -89,11 +89,13 @@ def query_of(listing: Listing, limit: int) -> list[tuple[str, str]]:
     return query + [(name, value) for name, value in optional if value]
 
 
-def next_page(listing: Listing, answer: Answer) -> Page:
+def next_page(listing: Listing, answer: Answer, endpoint: str | None = None) -> Page:
     name = listing.name
     if answer.head.status == 404:
         if code_of(answer.body) != 'NoSuchBucket':
-            raise BadReplyError(f'{name}: expected a listing, got status 404 and {quote(answer.body)}')
+            path = urllib.parse.urlsplit(endpoint or '').path.rstrip('/')
+            hint = f': endpoint_url has the path {path}, which is sent before the bucket' if path else ''
+            raise BadReplyError(f'{name}: expected a listing, got status 404 and {quote(answer.body)}{hint}')
         if listing.token:
             raise StoreError(f'{name}: the bucket was deleted while it was listed (NoSuchBucket)')
         raise no_such_bucket(name, 'NoSuchBucket')
