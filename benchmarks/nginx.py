@@ -33,7 +33,7 @@ http {{
   access_log off; sendfile on; tcp_nopush off; tcp_nodelay on; keepalive_requests 1000000000; keepalive_timeout 300;
   client_body_temp_path {own}/body; proxy_temp_path {own}/proxy; fastcgi_temp_path {own}/fastcgi;
   uwsgi_temp_path {own}/uwsgi; scgi_temp_path {own}/scgi;
-  open_file_cache max=20000 inactive=600s; autoindex on; lua_package_path "/usr/share/lua/5.1/?.lua;;";
+  open_file_cache max=12000 inactive=600s; autoindex on; lua_package_path "/usr/share/lua/5.1/?.lua;;";
   root {folder};
   server {{ listen 127.0.0.1:{instant} backlog=4096; {gcs} }}
   server {{

@@ -26,6 +26,7 @@ from granular.errors import (
 from granular.formats.dataset_index import NAME
 from tests.support.oracles import Oracle
 from tests.support.seams import identity_of, pickled_for_worker
+from tests.support.servers import HTTPServer
 
 REFS = {'a': 'int', 'b': 'utf8[]', 'c': 'bytes'}
 COLUMNS = {'a': 'int', 'c': 'bytes'}
@@ -652,6 +653,31 @@ def test_damaged_page_is_an_error_when_it_is_read(tmp_path):
     with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
         with pytest.raises(CorruptDatasetError, match=r'checksum.*granular index'):
             reader.fetch(range(30))
+
+
+@pytest.mark.parametrize('layout', SPECS)
+@pytest.mark.parametrize('gone', [False, True])
+def test_pages_of_an_index_that_was_made_anew_leave_unchanged_shards_readable(tmp_path, layout, gone):
+    folder = granular.Path(tmp_path / 'ds', config=granular.IOConfig(index_memory=1))
+    write(folder, range(30), layout, shardlen=10, index=True)
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+        expected = list(reader)
+        if gone:
+            (tmp_path / 'ds' / '000000' / NAME).unlink()
+        else:
+            granular.build_index(folder)
+        assert reader.fetch(range(30)) == list(reader) == expected == [point(i, layout) for i in range(30)]
+
+
+@pytest.mark.parametrize('layout', SPECS)
+def test_pickled_readers_of_an_index_that_lacks_shards_read_all(tmp_path, layout):
+    write(tmp_path / 'ds', range(20), layout, shardlen=10, index=True)
+    write(tmp_path / 'ds', range(20, 30), layout, shardlen=10)
+    with HTTPServer(tmp_path) as server:
+        with granular.ShardedDatasetReader(f'{server.endpoint}/ds', granular.decoders) as reader:
+            assert reader[29] == point(29, layout)
+            with pickle.loads(pickle.dumps(reader)) as copied:
+                assert list(copied) == [point(i, layout) for i in range(30)]
 
 
 def test_verify_compares_the_index_with_the_shards(tmp_path):

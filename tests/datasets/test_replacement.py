@@ -760,3 +760,24 @@ def test_redis_cache_does_not_return_datapoints_of_a_replaced_dataset(tmp_path, 
         with open_reader(kind, put.root, **options) as reader:
             with granular.RedisCache(reader, redis_server.url, namespace=f'test-{tmp_path.name}') as cache:
                 assert name_of(cache.fetch(range(COUNT))) == name
+
+
+def test_readers_of_replaced_shards_are_told_at_once_each_time(moto):
+    """A store that answers with another version than expected is not one that answers no request."""
+    folder = moto.new_bucket() / 'ds'
+
+    def write(name):
+        for shard in range(12):
+            with granular.DatasetWriter(folder / f'{shard:06}', {'x': 'utf8'}, granular.encoders) as writer:
+                for i in range(12):
+                    writer.append({'x': f'{name} {i}'})
+
+    write('a')
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+        assert len(reader.fetch(range(0, 20, 3))) == 7
+        for shard in range(12):
+            (folder / f'{shard:06}').rmtree()
+        write('b')
+        for _ in range(100):  # which would take minutes at the five requests a second that a silent store is sent
+            with pytest.raises(ObjectChangedError):
+                reader.fetch(range(144))

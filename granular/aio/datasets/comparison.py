@@ -85,14 +85,18 @@ def _compare_files(index: DatasetIndex, key: str, count: int) -> tuple[Ints, Map
 
     def look(shard: int, bag: str) -> _Files:
         stem = f'{root}{shard_name(shard)}/{bag}'
-        info = os.stat(f'{stem}.bag')
-        file = FileIdentity(info.st_size, version_of(info), '', info.st_ctime_ns)
+        file = _file_on_disk(f'{stem}.bag')
         if not has_tables:
             return (file,)
         info = os.stat(f'{stem}.idx')
         return file, FileIdentity(info.st_size // LIMIT * LIMIT, None, '', info.st_ctime_ns)
 
     return _sort(index, min(len(index), count), look)
+
+
+def _file_on_disk(name: str) -> FileIdentity:
+    info = os.stat(name)
+    return FileIdentity(info.st_size, version_of(info), '', info.st_ctime_ns)
 
 
 async def _compare_listing(index: DatasetIndex, directory: Path) -> Compared:
@@ -149,15 +153,23 @@ def _are_unchanged(own: Sequence[_Files], found: Sequence[_Files]) -> bool:
 
 
 async def is_shard_unchanged(index: DatasetIndex, directory: Path, shard: int) -> bool:
-    """Return whether a shard in a bucket is the one in the index, by one request for its first bag.
+    """Return whether a shard is the one in the index, by one request for its first bag.
 
     Writers replace all files of a shard, but the versions of the bags that are read do not always tell: S3 gives the
     same bytes the same version, whatever the references and limits that divide them, and empty records are never
     requested. So this compares the time of the last change, too.
     """
     file = directory / shard_name(shard) / f'{index.keys[0]}.bag'
-    stat = await file.store.find(file.key)
-    return stat is not None and index.files(shard)[0][0].is_same(FileIdentity.of(stat))
+    if file.store.local:
+        try:
+            found = await offload(_file_on_disk, file.key)
+        except FileNotFoundError:
+            return False
+    elif (stat := await file.store.find(file.key)) is None:
+        return False
+    else:
+        found = FileIdentity.of(stat)
+    return index.files(shard)[0][0].is_same(found)
 
 
 async def find_moved(index: DatasetIndex, directory: Path, shard: int, seen: Pins | None = None) -> Pins | None:

@@ -112,9 +112,9 @@ class IndexedShards(OpenedShards):
         """
         files, others = expected.files, list[int]()
         if expected.host == Identity.of([self._directory.store], {}).host:
-            for i in np.flatnonzero(self.unchecked).tolist():
+            for i in self._indexed_unchecked():
                 self._adopt_told(i, files)
-            others = [i for i in np.flatnonzero(self.unchecked).tolist() if self._differs(i, files)]
+            others = [i for i in self._indexed_unchecked() if self._differs(i, files)]
         by_version = {file.rpartition('/')[0] for file, told in files.items() if told.table and not told.has_digest}
         own = [i for i in range(len(self)) if i not in self.own and self._shard_name(i) in by_version]
         own += await self.find_replaced(i for i in others if i not in own)
@@ -124,6 +124,9 @@ class IndexedShards(OpenedShards):
             self._check_spec(dataset)
             self.own[i] = dataset
             self.unchecked[i] = False
+
+    def _indexed_unchecked(self) -> list[int]:
+        return [i for i in np.flatnonzero(self.unchecked).tolist() if i not in self.own]
 
     def _differs(self, position: int, expected: Mapping[str, FileIdentity]) -> bool:
         """Return whether a reader told other files of a shard than the index has."""

@@ -220,7 +220,7 @@ class Attempts:
             self._count = 0
             self._sure = 0
             self._row = 0  # it does not burden a failing store
-        else:
+        elif not isinstance(error, DoubtfulError):  # the store answers, with another version than expected
             self._traffic.governor.failed()
         await self._wait(failure, wait)
         return None if await self._acquire(nbytes, left - wait) else self._given_up(failure, _SILENT)
