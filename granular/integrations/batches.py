@@ -7,9 +7,10 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
+from typing import Any, Final, NamedTuple, Self
 
 from granular._support.indexing import check_integer
+from granular._support.other_names import OtherNames
 from granular.aio.pipeline.execution.hand_over import HandOver, exclusively
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.loader.loader import EpochSampler, warn_of_batch_ahead
@@ -28,19 +29,10 @@ ANSWERS: Final = {
 """Arguments of other libraries, and what to pass to ``Batches`` instead."""
 
 
-class _OfIterators:
-    """A name of iterators and loaders, for which there is an answer in place of an attribute."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, batches: Any, owner: type) -> NoReturn:
-        raise AttributeError(
-            f'{owner.__name__!r} object has no attribute {self._name!r}: call it of the Loader or of '
-            f'iter(stream), and pass its state_dict() to load_state_dict of the batches',
-            name=self._name,
-            obj=batches,
-        )
+_OF_ITERATORS: Final = dict.fromkeys(
+    ('get_next_index', 'set_next_index', 'indices'),
+    'call it of the Loader or of iter(stream), and pass its state_dict() to load_state_dict of the batches',
+)
 
 
 class _Conversion:
@@ -99,7 +91,7 @@ class _Sent(NamedTuple):
     error: BaseException | None = None
 
 
-class Batches(HandOver[Any], Closing):
+class Batches(HandOver[Any], OtherNames, Closing):
     """Converted batches of a loader; the next ones are converted in a thread before they are requested.
 
     A batch is taken from the loader once the one before it is converted, so that a Loader may use the memory of a
@@ -112,8 +104,7 @@ class Batches(HandOver[Any], Closing):
       buffer: number of batches to convert ahead, which bounds the memory in addition to the loader's own.
     """
 
-    if not TYPE_CHECKING:
-        get_next_index, set_next_index, indices = _OfIterators(), _OfIterators(), _OfIterators()
+    _answers = _OF_ITERATORS
 
     def __init__(self, batches: Any, buffer: int) -> None:
         super().__init__()

@@ -163,7 +163,7 @@ async def is_shard_unchanged(index: DatasetIndex, directory: Path, shard: int) -
     if file.store.local:
         try:
             found = await offload(_file_on_disk, file.key)
-        except FileNotFoundError:
+        except OSError:
             return False
     elif (stat := await file.store.find(file.key)) is None:
         return False

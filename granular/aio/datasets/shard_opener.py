@@ -64,11 +64,8 @@ class ShardOpener:
         self._shared, self._expected_count = shared, count
         await self._directory.store.ready()
         await open_as_one(self._name, self._open_once, self._check_unchanged)
-        if self._count is not None and self._expected_count is None:
-            await self._warn_of_unread(self._count)
-        elif self._claims:
-            reason, names = UNFINISHED, ', '.join(self._claims)
-            logger.warning('%s: %s (%s): reading the shards that are finished', self._name, reason, names)
+        if self._expected_count is None:
+            await self._warn_of_unread()
         shards, self._shards = self._shards, self.none
         if isinstance(shards, IndexedShards):
             join_tables(shards.own.values())
@@ -90,8 +87,13 @@ class ShardOpener:
             return SharedIndex(shards.index, self.numbers, own, shards.unchecked, shards.pins, shards.moved)
         return shards.shared(self.numbers)
 
-    async def _warn_of_unread(self, count: int) -> None:
-        """Log that only the first ``count`` shards are read, and why."""
+    async def _warn_of_unread(self) -> None:
+        """Log if only the first shards are read, or more of them may come, and why."""
+        if (count := self._count) is None:
+            if self._claims:
+                names = ', '.join(self._claims)
+                logger.warning('%s: %s (%s): reading the shards that are finished', self._name, UNFINISHED, names)
+            return
         numbers = await shards_in(self._directory)
         if count in numbers or not numbers[count:]:
             reason = 'is not finished: it is being appended, or its writer was killed'
@@ -105,6 +107,7 @@ class ShardOpener:
 
     async def _open_once(self) -> None:
         self._count, self._empty = self._expected_count, set()
+        self._claims = []
         try:
             await self._open_shards()
         except (NotFoundError, CorruptDatasetError):

@@ -208,11 +208,8 @@ class Staged(Stream):
         self._line = line
         self._start = start
         self._args = args
-
-    @property
-    def apart(self) -> bool:  # type: ignore[override]
-        fit = FITS.get(getattr(self._start, 'kind', ''))
-        return fit is not None and not fit.in_step
+        fit = FITS.get(getattr(start, 'kind', ''))
+        self.apart = fit is not None and not fit.in_step
 
     def flow(self) -> Flow:
         return self._start(self.parent.flow(), self.describe(), *self._args)
