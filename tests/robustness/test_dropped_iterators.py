@@ -38,7 +38,7 @@ def copied(iterator):
 def streams(api, reader):
     # Both APIs have the same names.
     source = api.MapDataset.source(reader).repeat(50)
-    forked = granular.MultiprocessingOptions(1, start_method='fork')  # the Loader has two
+    forked = granular.grain.MultiprocessingOptions(1, start_method='fork')  # the Loader has two
     yield 'loader', lambda: api.Loader(api.sources.Epochs(reader), 2)
     yield 'loader with workers', lambda: api.Loader(api.sources.Epochs(reader), 2, workers=2, mp='fork')
     yield 'dataset', lambda: source.map(len)

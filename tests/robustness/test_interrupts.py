@@ -21,6 +21,7 @@ import pytest
 import granular
 from granular import MapDataset
 from granular.errors import AlreadyExistsError
+from granular.grain.experimental import ParquetIterDataset
 from tests.robustness.interrupts import WRITES, damage_of, main, write
 from tests.support import streams
 from tests.support.fault_proxy import FaultProxy
@@ -187,7 +188,7 @@ ITERATORS: dict[str, Callable[[granular.Path], Any]] = {
     'ShardedDatasetReader': lambda folder: granular.ShardedDatasetReader(folder / 'data', granular.decoders),
     'Windows': lambda folder: granular.Windows(ITERATORS['ShardedDatasetReader'](folder), {'x': 2}),
     'ParquetDataSource': lambda folder: granular.ParquetDataSource(folder / 'file.parquet'),
-    'ParquetIterDataset': lambda folder: granular.ParquetIterDataset(folder / 'file.parquet'),
+    'ParquetIterDataset': lambda folder: ParquetIterDataset(folder / 'file.parquet'),
     'lines of a file': lambda folder: (folder / 'lines').open(),
     'walk': lambda folder: (folder / 'data').walk(),
 }  # fmt: skip

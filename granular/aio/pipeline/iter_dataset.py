@@ -68,7 +68,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
             train_step(batch)
 
     A subclass makes elements of its own: its ``__iter__`` returns an iterator with ``__next__``, ``get_state`` and
-    ``set_state``, such as a subclass of ``granular.DatasetIterator``, over ``iter(self._parent)``.
+    ``set_state``, such as a subclass of ``granular.grain.DatasetIterator``, over ``iter(self._parent)``.
 
     Args:
       parents: for subclasses: the stream, or the streams, that elements are made of.
@@ -382,7 +382,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
 
         Args:
           options: number of processes, or all settings; by default a process per core.
-          worker_init_fn: as that of :class:`MultiprocessingOptions`.
+          worker_init_fn: as that of :class:`granular.grain.MultiprocessingOptions`.
           sequential_slice: True if each process reads a contiguous part of the data sources, as in Google Grain. The
             elements then come from the processes in turn: order and states depend on the number of processes.
 

@@ -248,7 +248,7 @@ class CursorHandle(Traceable, OtherNames):
 
         ::
 
-            stream = stream.with_options(granular.DatasetOptions(stage_timing=True))
+            stream = stream.with_options(granular.grain.experimental.DatasetOptions(stage_timing=True))
             with iter(stream) as iterator:
                 next(iterator)
                 print(iterator.execution_summary())  # and its bottleneck

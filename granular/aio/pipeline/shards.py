@@ -62,7 +62,7 @@ class NoSharding(ShardOptions):
 
     ::
 
-        sampler = granular.grain.samplers.SequentialSampler(1000, granular.NoSharding())
+        sampler = granular.grain.samplers.SequentialSampler(1000, granular.grain.sharding.NoSharding())
     """
 
     def __init__(self) -> None:
@@ -104,11 +104,11 @@ class _Asked(ShardOptions, abc.ABC):
 
 
 class ShardByJaxProcess(_Asked):
-    """The :class:`ShardOptions` of this JAX process, asked for when it is used.
+    """The :class:`granular.ShardOptions` of this JAX process, asked for when it is used.
 
     ::
 
-        stream = dataset.to_iter_dataset(shard_options=granular.ShardByJaxProcess())
+        stream = dataset.to_iter_dataset(shard_options=granular.grain.sharding.ShardByJaxProcess())
     """
 
     @answering()
