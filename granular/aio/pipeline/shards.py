@@ -166,8 +166,7 @@ class ShardByTorchRank(_Asked):
             if dims and (names is None or (unknown := [dim for dim in dims if dim not in names])):
                 unknown = list(dims) if names is None else unknown
                 raise InvalidArgumentError(f'ShardByTorchRank: unknown dimensions {unknown}: the mesh has {names}')
-        for name, value in (('_group', group), ('_mesh', mesh), ('_dims', dims)):
-            object.__setattr__(self, name, value)
+        vars(self).update(_group=group, _mesh=mesh, _dims=dims)
 
     def _is_known(self) -> bool:
         group = import_extra('torch.distributed', 'torch', 'ShardByTorchRank needs torch')
