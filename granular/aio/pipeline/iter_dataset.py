@@ -16,6 +16,7 @@ from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.combinations import proportions
 from granular.aio.pipeline.nodes.source import Node
+from granular.aio.pipeline.orders import MAX_SEED
 from granular.aio.pipeline.shards import ShardOptions, warn_of_no_shard
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
 from granular.aio.pipeline.streams.element_functions import ElementFunction, FlatMapping
@@ -53,7 +54,6 @@ from granular.aio.runtime.immediate import running_loop
 from granular.aio.runtime.pools import CORES
 from granular.aio.runtime.user_functions import method_of, name_of
 from granular.errors import InvalidArgumentError
-from granular.shuffle import MAX_SEED
 
 T = TypeVar('T')
 
