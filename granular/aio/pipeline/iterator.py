@@ -263,7 +263,8 @@ class CursorHandle(Traceable, OtherNames):
         """
         if not isinstance(flow := self._cursor_for('execution_summary').flow, Tracing):
             raise InvalidArgumentError(
-                'the stages are not timed: call with_options(DatasetOptions(stage_timing=True)) of the stream'
+                'the stages are not timed: call '
+                'with_options(granular.grain.experimental.DatasetOptions(stage_timing=True)) of the stream'
             )
         return flow.summary()
 
