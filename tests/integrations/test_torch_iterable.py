@@ -452,6 +452,30 @@ def test_resumable_tells_epochs_and_has_the_states_of_its_loader():
         Resumable(StatefulDataLoader(IterableDataset(shuffled().to_iter_dataset().filter(bool)), batch_size=None))
 
 
+def test_resumable_begins_a_later_epoch_with_its_first_batch():
+    def train(epochs, state=None):
+        loader = Resumable(StatefulDataLoader(IterableDataset(shuffled()), batch_size=None, num_workers=2))
+        if state is not None:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+        seen = []
+        for epoch in epochs:
+            loader.set_epoch(epoch)
+            seen.append(ids(itertools.islice(loader, 3)))  # the second worker has the next one
+        return seen, loader.state_dict()
+
+    whole, _ = train(range(3))
+    first, state = train(range(1))
+    assert first + train(range(1, 3), state)[0] == whole
+
+
+@pytest.mark.parametrize('state', [{}, {'epoch': -1, 'loader': {}}, {'epoch': 0}, None])
+def test_resumable_refuses_what_is_no_state(state):
+    loader = Resumable(StatefulDataLoader(IterableDataset(shuffled()), batch_size=None))
+    with pytest.raises(StateError):
+        loader.load_state_dict(state)
+
+
 def test_a_selection_behind_a_shuffle_stays_in_all_epochs(caplog):
     caplog.set_level(logging.WARNING)
     whole = numbers().shuffle(seed=0)
