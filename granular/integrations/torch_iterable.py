@@ -236,9 +236,12 @@ class _Elements(DatasetIterator[Any]):
         self._dataset, self._parts = dataset, {'epoch': epoch, 'ranks': ranks, 'workers': workers}
         self._count = 0
         self._begins_anew: dict[str, Any] | None = None  # where to begin if the state that was loaded has no rest
+        self._refused: StateError | None = None  # why nothing is returned
         self.ended = False
 
     def __next__(self) -> Any:
+        if self._refused is not None:
+            raise self._refused
         try:
             element = super().__next__()
         except StopIteration:
@@ -277,9 +280,24 @@ class _Elements(DatasetIterator[Any]):
     def load_state_dict(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
         check_plain(state)
         if isinstance(state, Mapping) and 'epoch' in state and state['epoch'] != self._parts['epoch']:
-            return  # a later one was set, which was logged
+            self._refused = self._refusal(state)
+            return
         self._restore(state, changes)
         self._begins_anew = None
+
+    def _refusal(self, state: Mapping[str, Any]) -> StateError | None:
+        """Return why the epoch that was set cannot begin with a state of another one, as far as that had not ended.
+
+        torchdata would ask first for a batch of the worker whose turn it was there. Where the epoch had ended, it makes
+        an iterator of the state, too, but takes nothing from it.
+        """
+        workers, epoch = self._parts['workers'], self._parts['epoch']
+        if workers == 1:
+            return None
+        return StateError(
+            f'the state is in epoch {state["epoch"]}, epoch {epoch} was set, which {workers} workers would begin in '
+            f'another order: begin an epoch without a state, or set epoch {state["epoch"]} to continue it'
+        )
 
     def _restore(self, state: Mapping[str, Any], changes: Sequence[Any] = ()) -> None:
         saved = {name: state.get(name) for name in ('ranks', 'workers')}

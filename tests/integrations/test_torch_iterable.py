@@ -389,6 +389,18 @@ def test_a_state_of_this_process_is_not_that_of_workers():
     workers_refuse(loader, 'workers do not advance equally: continue with as many of both, or save')
 
 
+def test_workers_begin_no_epoch_with_a_state_of_another():
+    iterable = IterableDataset(shuffled())
+    loader = StatefulDataLoader(iterable, batch_size=None, num_workers=2, multiprocessing_context='fork')
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    del iterator
+    loader.load_state_dict(state)
+    iterable.set_epoch(1)
+    workers_refuse(loader, 'the state is in epoch 0, epoch 1 was set, .* set epoch 0 to continue it')
+
+
 def test_composer_asks_for_a_number_of_samples():
     iterable = IterableDataset(shuffled())
     with pytest.raises(UnsupportedError, match='Composer has taken 8 samples.*pass num_workers=0'):
