@@ -336,17 +336,6 @@ def test_dataset_that_is_replaced_while_it_is_open_is_not_mixed(bucket, listed, 
         copy.close()
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Let the times of the last change differ between the files that are compared and those in the index."""
-
-    def advance():
-        to_nanoseconds = granular.aio.bags.identity.to_nanoseconds
-        monkeypatch.setattr(granular.aio.bags.identity, 'to_nanoseconds', lambda time: to_nanoseconds(time) + 10**10)
-
-    return advance
-
-
 OLD = [{'b': ['x', 'y'], 'c': b'xy'}, {'b': ['z'], 'c': b'z'}]
 NEW = [{'b': ['x'], 'c': b'x'}, {'b': ['y', 'z'], 'c': b'yz'}]
 """The same bytes, divided differently, in files of the same sizes."""
@@ -364,15 +353,13 @@ def write_points(folder, points, layout):
 
 @pytest.mark.parametrize(('layout', 'key'), [('refs', 'b'), ('columns', 'c')])
 @pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
-def test_same_bytes_that_are_divided_differently_are_noticed(bucket, layout, key, monkeypatch, clock):
+def test_same_bytes_that_are_divided_differently_are_noticed(bucket, layout, key, monkeypatch):
     """S3 gives the same version to the same bytes, whatever the limits and references that divide them."""
     monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     for number in range(3):
         write_points(bucket / 'ds' / f'{number:06}', OLD, layout)
     granular.build_index(bucket / 'ds')
     write_points(bucket / 'ds' / '000001', NEW, layout)
-    if layout == 'columns':
-        clock()  # as the files are of the same size
     expected = [datapoint[key] for datapoint in (*OLD, *NEW, *OLD)]
     for options in ({}, {'cache_keys': (key,)}, {'cache_index': False}):
         with granular.ShardedDatasetReader(bucket / 'ds', granular.decoders, **options) as reader:
@@ -386,13 +373,13 @@ def test_empty_values_of_replaced_shards_are_noticed(bucket, monkeypatch):
     """An empty record is never requested."""
     monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     folder = bucket / 'ds'
-    write(folder, [0, 0, 50, 50], shardlen=2, index=True)
-    rewrite(folder / '000000', [50, 51, 52])
+    write(folder, [50, 50, 0, 0], shardlen=2, index=True)
+    rewrite(folder / '000001', [50, 51, 52])
     with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
         with pytest.raises(ObjectChangedError, match=r'expected 2 datapoints, got 3.*granular index'):
-            reader.fetch([0], ('b', 'c'))
+            reader.fetch([2], ('b', 'c'))
     with granular.ShardedDatasetReader(folder, granular.decoders, cache_keys=('c',)) as reader:
-        assert [datapoint['a'] for datapoint in reader] == [50, 51, 52, 50, 50]
+        assert [datapoint['a'] for datapoint in reader] == [50, 50, 50, 51, 52]
 
 
 @pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
@@ -513,14 +500,15 @@ def test_copy_on_a_web_server_is_read_by_its_index(http, layout, caplog):
 
 
 @pytest.mark.parametrize(
-    ('bucket', 'layout', 'most'), [('seaweed', 'refs', 1), ('seaweed', 'columns', 4)], indirect=['bucket']
+    ('bucket', 'layout', 'most'),
+    [('seaweed', 'refs', 1), ('seaweed', 'columns', 1), ('fakegcs', 'refs', 6), ('fakegcs', 'columns', 4)],
+    indirect=['bucket'],
 )
-def test_shards_of_a_copy_are_compared_with_few_requests(bucket, layout, most, monkeypatch, clock):
-    """The versions of S3 say that the bytes are the same; what is beside them is read: tables, and once the spec."""
+def test_shards_of_a_copy_are_compared_with_few_requests(bucket, layout, most, monkeypatch):
+    """The versions of S3 say that the bytes are the same, by one listing; those of GCS do not."""
     monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     write(bucket / 'ds', range(80), layout, shardlen=10, index=True)
     (bucket / 'ds').copy(bucket / 'copy')
-    clock()
     with granular.ShardedDatasetReader(bucket / 'copy', granular.decoders) as reader:
         assert reader[0]['a'] == 0
         _, once = count_requests(lambda: reader.fetch([10], ('a',)))
@@ -724,7 +712,7 @@ def test_shard_that_is_removed_during_a_build_is_an_error(tmp_path, monkeypatch)
         return [0, 1, 2]
 
     monkeypatch.setattr('granular.aio.datasets.build_index.shards_in', listed_before)
-    with pytest.raises(NotFoundError, match='000001: no such file or folder'):
+    with pytest.raises(NotFoundError, match='000001.*no such file or folder'):
         granular.build_index(tmp_path / 'ds')
     assert not (tmp_path / 'ds' / '000000' / NAME).exists()
 

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from granular._support.indexing import Ints
 from granular._support.text import logger
-from granular.aio.bags.identity import FileIdentity, Identity, check_files
+from granular.aio.bags.identity import FileIdentity, Identity
 from granular.aio.bags.index_cache import FolderState, Proof, Snapshot
 from granular.aio.datasets.codec import Field
 from granular.aio.datasets.columns import Columns
-from granular.aio.datasets.comparison import Pins, find_moved, is_shard_unchanged
+from granular.aio.datasets.comparison import Pins, find_indexed
 from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.opened_shards import OpenedShards
@@ -46,14 +46,13 @@ class IndexedShards(OpenedShards):
         directory: Path,
         index: DatasetIndex,
         numbers: Ints,
-        fields: Sequence[Field],
         create: Callable[[str], Dataset],
     ) -> None:
         super().__init__(create)
         self._directory, self._name = directory, f'{directory}'
         self.index = index
         self._numbers = numbers
-        self._fields = fields
+        self.fields: Sequence[Field] = ()  # as the options of the reader have them
         # Shards that may have been replaced since the index was built: all of them, until they are compared. A later
         # replacement is an error, as without an index.
         self.unchecked: NDArray[np.bool_] = np.ones(len(numbers), np.bool_)
@@ -81,7 +80,7 @@ class IndexedShards(OpenedShards):
         dataset = self._create(self._shard_name(position))
         proof = _Comparison(self, position) if self.moved and self.unchecked[position] else None
         pins = self.pins.get(position)
-        dataset.open_indexed(self.index, int(self._numbers[position]), self._fields, pins, proof)
+        dataset.open_indexed(self.index, int(self._numbers[position]), self.fields, pins, proof)
         return dataset
 
     def missing(self, positions: Iterable[int]) -> list[int]:
@@ -95,14 +94,13 @@ class IndexedShards(OpenedShards):
     def _shard_name(self, position: int) -> str:
         return shard_name(int(self._numbers[position]))
 
-    async def open_own(self, positions: Iterable[int], folders: Mapping[int, FolderState] | None = None) -> None:
-        """Open shards by their own tables, or by their states."""
+    async def open_own(self, positions: Iterable[int], folders: Mapping[int, FolderState] | None = None) -> bool:
+        """Open shards by their own tables, or by their states. Return whether they have the spec of the index."""
         for i in positions:
             self.own[i] = self._create(self._shard_name(i))
         states = {self._shard_name(i): state for i, state in (folders or {}).items()}
         await gather([dataset.open(Snapshot('', states) if states else None) for dataset in self.own.values()])
-        for dataset in self.own.values():
-            self._check_spec(dataset)
+        return all(self._difference(dataset) is None for dataset in self.own.values())
 
     async def open_like(self, expected: Identity) -> None:
         """Open the shards by their own tables that a reader found to be others than those in the index, or whose tables
@@ -142,9 +140,10 @@ class IndexedShards(OpenedShards):
         if any(one is None or (one.size, one.table) != (state.size, digest) for one, digest, state in rows):
             return
         pins = [one.version for one in told if one is not None]
-        known = all(pin or not size for pin, size in zip(pins, self.index.bag_sizes(number), strict=True))
+        bags = self.index.bags_among(self.index.files(number))
+        known = all(pin or not bag.size for pin, bag in zip(pins, bags, strict=True))
         # The versions of the index may be those of a shard that the reader had not compared.
-        if known and pins != [state.pin for state in states] and self.pins.get(position, pins) == pins:
+        if known and pins != [bag.version for bag in bags] and self.pins.get(position, pins) == pins:
             self._adopt(position, pins)
 
     def note_moved(self, moved: Mapping[int, Pins | None]) -> None:
@@ -164,9 +163,13 @@ class IndexedShards(OpenedShards):
         """Check that the shards which were opened by their own tables were not replaced meanwhile."""
         await gather([dataset.check_unchanged() for dataset in self.own.values()])
 
-    def _check_spec(self, dataset: Dataset) -> None:
+    def _difference(self, dataset: Dataset) -> str | None:
         expected = self.index.directory
-        dataset.columns.check_spec(expected.spec, expected.layout, f'the index of {self._name}')
+        return dataset.columns.difference(expected.spec, expected.layout, f'the index of {self._name}')
+
+    def _check_spec(self, dataset: Dataset) -> None:
+        if (difference := self._difference(dataset)) is not None:
+            raise ObjectChangedError(f'{dataset.name}: has {difference}: {_REMEDY}')
 
     # --- what was opened
 
@@ -264,32 +267,31 @@ class IndexedShards(OpenedShards):
 
     async def _is_indexed(self, position: int) -> bool:
         """Return whether an unchecked shard is the one in the index, or a copy of it, whose versions are read then."""
-        if not self.moved and await self._is_unchanged(position):
-            self.unchecked[position] = False
-            return True
-        return await self._is_moved(position)
-
-    async def _is_unchanged(self, position: int) -> bool:
-        return await is_shard_unchanged(self.index, self._directory, int(self._numbers[position]))
-
-    async def _is_moved(self, position: int) -> bool:
-        number, seen = int(self._numbers[position]), self.pins.get(position)
-        if (pins := await find_moved(self.index, self._directory, number, seen)) is None:
-            self.unchecked[position] = True
+        pins = await find_indexed(self.index, self._directory, int(self._numbers[position]), self.pins.get(position))
+        if pins is None:
             return False
         self._adopt(position, pins)
         return True
 
     def _adopt(self, position: int, pins: Pins) -> None:
-        """Read a shard that was moved in the versions that were found."""
-        dataset = self._made.get(position)
-        if dataset is not None and self.pins.get(position) == pins:
-            dataset.confirm()
-        else:
-            self._made.pop(position, None)
-        self._datasets = None  # a read that has them continues with the shards that it began with
-        self.pins[position], self.moved = pins, True
+        """Read a shard, which was compared, in the versions that were found."""
+        if pins != (before := self._pins(position)):
+            self.moved = True
+        if self.moved:
+            dataset = self._made.get(position)
+            if dataset is not None and pins == before:
+                dataset.confirm()
+            else:
+                self._made.pop(position, None)
+            self._datasets = None  # a read that has them continues with the shards that it began with
+            self.pins[position] = pins
         self.unchecked[position] = False
+
+    def _pins(self, position: int) -> Pins:
+        """Return the versions of the bags of a shard as it is read."""
+        if (pins := self.pins.get(position)) is not None:
+            return pins
+        return [bag.version for bag in self.index.bags_among(self.index.files(int(self._numbers[position])))]
 
     async def compared(self, position: int) -> Dataset:
         """Return a shard after it was compared with the index."""
@@ -329,18 +331,13 @@ class IndexedShards(OpenedShards):
         return bool(stale)
 
     async def _is_replaced(self, position: int) -> bool:
-        was_unchecked = bool(self.unchecked[position])
-        if was_unchecked and not await self._is_indexed(position):
-            return True
-        if was_unchecked and position in self.pins:
-            return False
+        if self.unchecked[position]:
+            return not await self._is_indexed(position)
+        number, pins = int(self._numbers[position]), self._pins(position)
         try:
-            await check_files([file for bag in self[position].columns.all_bags.values() for file in bag.files])
-        except GranularError as error:
-            if not isinstance(error, (ObjectChangedError, *self._directory.store.absent)):
-                raise
-            return not was_unchecked or not await self._is_moved(position)
-        return not was_unchecked and position not in self.pins and not await self._is_unchanged(position)
+            return await find_indexed(self.index, self._directory, number, pins) is None
+        except ObjectChangedError:
+            return True
 
     async def _open_again(self, positions: Sequence[int], are_checked: bool) -> None:
         """Open shards by their own tables in place of those in the index, unless another read has done so."""
