@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from granular._support.indexing import Ints
 from granular.errors import CorruptDatasetError
-from granular.formats.bit_packing import HEAD, MAX_WORDS, PAGE, WORD, count_pages
+from granular.formats.bit_packing import HEAD, MAX_WORDS, PAGE, WORD, count_pages, pack
 from granular.formats.checksums import crc32c
 from granular.formats.layout import Layout, Spec, is_sequence, parse_spec
 
@@ -69,6 +69,11 @@ DIGEST: Final = 'limits '
 def digest_of(checksums: Iterable[int]) -> str:
     """Return a digest of a table, given the checksums of its pages; it begins with ``DIGEST``."""
     return DIGEST + hashlib.sha256(np.fromiter(checksums, '<u4').tobytes()).hexdigest()
+
+
+def digest_of_limits(limits: Ints) -> str:
+    """Return the digest of the table of a zero and these limits, which no index needs to have."""
+    return digest_of(map(crc32c, pack(limits)))
 
 
 class Footer(NamedTuple):

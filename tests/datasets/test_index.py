@@ -24,6 +24,7 @@ from granular.errors import (
     UnsupportedError,
 )
 from granular.formats.dataset_index import NAME
+from tests.support.faults import FaultServer, md5_etag
 from tests.support.oracles import Oracle
 from tests.support.seams import identity_of, pickled_for_worker
 from tests.support.servers import HTTPServer
@@ -382,6 +383,43 @@ def test_empty_values_of_replaced_shards_are_noticed(bucket, monkeypatch):
         assert [datapoint['a'] for datapoint in reader] == [50, 50, 50, 51, 52]
 
 
+@pytest.mark.parametrize(
+    ('layout', 'old', 'new', 'files'),
+    [
+        ('columns', OLD, NEW, ['c.idx']),
+        ('refs', [{'b': [], 'c': b''}, {'b': [], 'c': b'z'}], [{'b': [], 'c': b'z'}, {'b': [], 'c': b''}], ['c.bag']),
+    ],
+)
+@pytest.mark.parametrize('place', ['disk', 'listed', 'unlisted', 'web server'])
+@pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
+def test_changes_of_single_files_are_noticed(tmp_path, bucket, layout, old, new, files, place, monkeypatch):
+    """As by programs that copy only the files whose bytes have changed: of the same sizes, or at the same time."""
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 2000 if place == 'listed' else 0)
+    folder = granular.Path(tmp_path / 'ds') if place == 'disk' else bucket / 'ds'
+    for number in range(3):
+        write_points(folder / f'{number:06}', old, layout)
+    write_points(granular.Path(tmp_path / 'new'), new, layout)
+    granular.build_index(folder)
+    expected = [datapoint['c'] for datapoint in (*old, *new, *old)]
+
+    def check(folder):
+        for options in ({}, {'cache_keys': ('c',)}, {'cache_index': False}):
+            with granular.ShardedDatasetReader(folder, granular.decoders, **options) as reader:
+                assert is_indexed(reader)
+                assert reader[2, ('c',)] == {'c': expected[2]}
+                assert [datapoint['c'] for datapoint in reader] == expected
+
+    for file in files:
+        (folder / '000001' / file).write_bytes((tmp_path / 'new' / file).read_bytes())
+    if place != 'web server':
+        check(folder)
+        return
+    content = {str(path.relative_to(bucket)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+    with FaultServer(files=content) as server:  # with the versions that the bucket has
+        server.etag_of = md5_etag
+        check(f'{server.endpoint}/b/ds')
+
+
 @pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
 def test_each_shard_is_compared_once(bucket, monkeypatch):
     monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
@@ -437,6 +475,28 @@ def test_appended_column_is_noticed(tmp_path, caplog):
     assert len(warnings_of(caplog)) == 1
 
 
+@pytest.mark.parametrize('listed', [True, False])
+@pytest.mark.parametrize('layout', SPECS)
+@pytest.mark.parametrize('root', ['local', 'seaweed'], indirect=True)
+def test_spec_that_was_edited_is_the_one_that_is_read(root, layout, listed, monkeypatch, caplog):
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 2000 if listed else 0)
+    folder = root / 'ds'
+    write(folder, range(40), layout, shardlen=10, index=True)
+    text = (folder / '000000' / 'spec.json').read_text()
+    (folder / '000003' / 'spec.json').write_text(text.replace('bytes', 'array'))
+    with pytest.raises((ObjectChangedError, CorruptDatasetError), match=r'000003: has spec .*array'):
+        read(folder)
+    for number in range(4):
+        (folder / f'{number:06}' / 'spec.json').write_text(text.replace('"int"', '"jpg"'))
+    caplog.clear()
+    decoders = {**granular.decoders, 'jpg': bytes}
+    with granular.ShardedDatasetReader(folder, decoders, cache_keys=('c',)) as reader:
+        assert not is_indexed(reader) and reader.spec['a'] == 'jpg'
+        assert reader[39]['a'] == b'\x27'
+    (message,) = warnings_of(caplog)
+    assert 'another spec' in message and 'run `granular index`' in message
+
+
 def test_missing_shards_are_errors(tmp_path):
     write(tmp_path / 'ds', range(40), shardlen=10, index=True)
     shutil.rmtree(tmp_path / 'ds' / '000003')
@@ -485,6 +545,22 @@ def test_copied_datasets_are_read_by_their_index(tmp_path, bucket, layout, liste
         with granular.ShardedDatasetReader(copy, granular.decoders, index=False) as reader:
             assert list(reader) == expected
     assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize('listed', [True, False])
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+@pytest.mark.parametrize('root', ['local', 'fakegcs'], indirect=True)
+def test_readers_of_a_copy_are_pickled_before_it_has_an_index_of_its_own(root, layout, listed, monkeypatch):
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 2000 if listed else 0)
+    write(root / 'ds', range(30), layout, shardlen=10, index=True)
+    (root / 'ds').copy(root / 'copy')
+    with granular.ShardedDatasetReader(root / 'copy', granular.decoders) as reader:
+        contents = pickle.dumps(reader), pickled_for_worker(reader)
+        granular.build_index(root / 'copy')
+        for content in contents:
+            with pickle.loads(content) as twin:
+                assert list(twin) == [point(i, layout) for i in range(30)]
+        assert list(reader) == [point(i, layout) for i in range(30)]
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])

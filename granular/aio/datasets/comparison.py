@@ -15,8 +15,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from granular._support.indexing import Ints
+from granular.aio.bags.bag import IndexedBag
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.datasets.index import DatasetIndex
+from granular.aio.datasets.references import References
 from granular.aio.datasets.shards import listed_shards
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
@@ -27,12 +29,13 @@ from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import read_all
 from granular.aio.stores.local.files import version_of
 from granular.errors import AccessDeniedError, CorruptError, NotFoundError, ObjectChangedError
+from granular.formats.dataset_index import digest_of_limits
 from granular.formats.layout import LIMIT, check_limits, parse_spec, shard_name, shard_numbers
 
 LISTED: Final = 2000  # objects of a dataset in a bucket up to which opening lists all of them, 1,000 per request
 
 Pins = Sequence[str | None]
-"""The versions of the bags of a shard, in the order of the index; None for an empty file without."""
+"""The versions of the files of a shard, in the order of the index; None if unknown, as of an empty file without."""
 
 
 class Compared(NamedTuple):
@@ -41,8 +44,8 @@ class Compared(NamedTuple):
     Attributes:
       numbers: all shards that exist.
       replaced: those with a bag or table of another size than in the index; None if the files were not compared.
-      moved: those with files of the same sizes, but of other versions, which may be copies; each with the versions of
-        its bags, None if the listing does not report them.
+      moved: those with files of the same sizes, but of other versions, which may be copies; each with its versions,
+        None if the listing does not report them.
     """
 
     numbers: list[int]
@@ -119,8 +122,7 @@ def _sort(index: DatasetIndex, count: int, look: Callable[[int], Files]) -> tupl
         if (files := _alike(own, found)) is None:
             replaced.append(shard)
         else:
-            bags = index.bags_among(files)
-            moved[shard] = [bag.version for bag in bags] if all(bag.version or not bag.size for bag in bags) else None
+            moved[shard] = _pins_of(files) if all(file.version or not file.size for file in files) else None
     return np.array(replaced, np.int64), moved
 
 
@@ -132,6 +134,10 @@ def _are_same(own: Sequence[FileIdentity], found: Files) -> bool:
     )
 
 
+def _pins_of(files: Sequence[FileIdentity]) -> Pins:
+    return [file.version for file in files]
+
+
 def _alike(own: Sequence[FileIdentity], found: Files) -> Sequence[FileIdentity] | None:
     """Return the files that were found, if all exist, and the bags and tables have the sizes that the index has."""
     files = [file for file in found if file is not None]
@@ -140,20 +146,20 @@ def _alike(own: Sequence[FileIdentity], found: Files) -> Sequence[FileIdentity] 
 
 
 async def find_indexed(index: DatasetIndex, directory: Path, shard: int, seen: Pins | None = None) -> Pins | None:
-    """Return the versions of the bags of a shard that is the one in the index, or a copy of it; None if it is another
-    one, or if that cannot be told.
+    """Return the versions of a shard that is the one in the index, or a copy of it; None if it is another one, or if
+    that cannot be told.
 
-    Raise ``ObjectChangedError`` if the bags do not have the versions that were ``seen`` when the dataset was opened.
+    Raise ``ObjectChangedError`` if its files do not have the versions that were ``seen`` when the dataset was opened.
     """
     folder, own = directory / shard_name(shard), index.files(shard)
     if (files := _alike(own, await _find_files(index, folder, own))) is None:
         return None
-    pins = [bag.version for bag in index.bags_among(files)]
-    for key, before, now in zip(index.keys, seen or pins, pins, strict=True):
+    pins = _pins_of(files)
+    for name, before, now in zip(index.file_names, seen or pins, pins, strict=True):
         if before is not None and before != now:
-            raise changed(f'{folder / key}.bag', before, now)
+            raise changed(f'{folder / name}', before, now)
     if _are_same(own, files):
-        return [bag.version for bag in index.bags_among(own)]
+        return _pins_of(own)
     if any(file.size and not file.is_proof for file in files[1:]):
         return None
     tables = zip(index.tables_among(own), index.tables_among(files), strict=True)
@@ -165,6 +171,12 @@ async def find_indexed(index: DatasetIndex, directory: Path, shard: int, seen: P
     except (CorruptError, NotFoundError, ObjectChangedError):
         return None
     return pins if all(same) else None
+
+
+async def has_versions(index: DatasetIndex, directory: Path, shard: int, pins: Pins) -> bool:
+    """Return whether the files of a shard have these versions."""
+    found = await _find_files(index, directory / shard_name(shard), index.files(shard))
+    return all(file is not None and pin in (None, file.version) for pin, file in zip(pins, found, strict=True))
 
 
 async def _find_files(index: DatasetIndex, folder: Path, own: Sequence[FileIdentity]) -> Files:
@@ -229,19 +241,28 @@ async def _has_same_tables(index: DatasetIndex, folder: Path, shard: int, tables
             requests[number] = Request(path.key, [start], [file.size], file.version)
     data = dict.fromkeys(tables, b'')
     data.update(zip(requests, itertools.chain(*await read_all(folder.store, [*requests.values()])), strict=True))
-    if 0 in tables and not index.has_tables:
-        refs, state = data.pop(0), states.pop(0)
-        limits = check_limits(
-            _limits_of(refs[state.datasize :], state.records), state.datasize, f'{folder / "refs.bag"}'
-        )
-        records = [refs[start:stop] for start, stop in itertools.pairwise(limits.tolist())]
-        if not await index.has_references(shard, records):
+    return await offload(_have_digests, index, folder, index.digests(shard), states, data)
+
+
+def _have_digests(
+    index: DatasetIndex,
+    folder: Path,
+    digests: Mapping[str, str],
+    states: Mapping[int, IndexedBag],
+    data: Mapping[int, bytes],
+) -> bool:
+    """Return whether tables, by the number of the bag, have the digests that the index has, without its pages."""
+    for number, content in data.items():
+        key, state = index.keys[number], states[number]
+        name, start = f'{folder / key}.bag', state.datasize if key == 'refs' and not index.has_tables else 0
+        # The table of version 1 begins with a zero, and a limit may be incomplete.
+        table = np.frombuffer(content[start : len(content) - (len(content) - start) % LIMIT], '<i8')
+        limits = check_limits(np.append(0, table[len(table) - state.records :]), state.datasize, name)
+        if key == 'refs' and not index.has_tables:
+            records = [content[start:stop] for start, stop in itertools.pairwise(limits.tolist())]
+            digest = References.unpack(records, index.directory.spec, name).digest(index.directory.spec)
+        else:
+            digest = digest_of_limits(limits)
+        if digest != digests[key]:
             return False
-    return await index.has_limits(
-        shard, {number: _limits_of(table, states[number].records) for number, table in data.items()}
-    )
-
-
-def _limits_of(table: bytes, records: int) -> Ints:
-    """Return a zero and the limits of so many records, at the end of a table."""
-    return np.concatenate([np.zeros(1, np.int64), np.frombuffer(table, '<i8')[len(table) // LIMIT - records :]])
+    return True

@@ -2,8 +2,8 @@
 
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from granular._support.lru import LRU
 from granular._support.text import logger
 from granular.aio.bags.bag import IndexedBag
 from granular.aio.bags.identity import FileIdentity
-from granular.aio.bags.tables import PackedReferences, PackedTable, PackedTables, read_packed_references
+from granular.aio.bags.tables import PackedReferences, PackedTable, PackedTables
 from granular.aio.http.reply import stands_in
 from granular.aio.paths.path import Path
 from granular.aio.runtime.forking import each_after_fork
@@ -31,7 +31,9 @@ from granular.formats.dataset_index import (
     parse_footer,
     records_of_pages,
 )
-from granular.formats.layout import shard_name, unpack_refs
+from granular.formats.layout import shard_name
+
+T = TypeVar('T')
 
 _INLINE: Final = 1 << 17  # lookups on the event loop at a time: a few milliseconds
 _PAGE_BITS: Final = PAGE.bit_length() - 1
@@ -272,33 +274,19 @@ class DatasetIndex(PackedTables):
         files = map(FileIdentity, sizes, (version or None for version in versions))
         return (list(itertools.islice(files, count)) for _ in range(first, last))
 
-    def bags_among(self, files: Sequence[FileIdentity]) -> Sequence[FileIdentity]:
-        """Return those of the files of a shard that have the records of its bags."""
+    def bags_among(self, files: Sequence[T]) -> Sequence[T]:
+        """Return those of what is given for each file of a shard that are of the records of its bags."""
         return files[1 :: 1 + self.has_tables]
 
-    def tables_among(self, files: Sequence[FileIdentity]) -> Sequence[FileIdentity]:
-        """Return those of the files of a shard that have the tables of its bags."""
+    def tables_among(self, files: Sequence[T]) -> Sequence[T]:
+        """Return those of what is given for each file of a shard that are of the tables of its bags."""
         return files[1 + self.has_tables :: 1 + self.has_tables]
 
-    async def has_limits(self, shard: int, limits: Mapping[int, Ints]) -> bool:
-        """Return whether bags of a shard, by number, have these limits."""
-        counts = [len(own) - 1 for own in limits.values()]
-        if not sum(counts):
-            return True
-        tables = np.repeat([self._table(shard, number) for number in limits], counts)
-        starts, stops = await self.read(tables, np.concatenate([np.arange(count) for count in counts]))
-        own = [np.concatenate([table[part] for table in limits.values()]) for part in (slice(-1), slice(1, None))]
-        return np.array_equal(starts, own[0]) and np.array_equal(stops, own[1])
-
-    async def has_references(self, shard: int, records: Sequence[bytes]) -> bool:
-        """Return whether a shard has the references in these records of its ``refs.bag``."""
-        if (references := self.references(shard)) is None:
-            return False
-        firsts, counts = await offload(unpack_refs, records, self.directory.spec, f'{self.path}')
-        kinds, first = references.kinds[None], np.array([references.first])
-        own = await read_packed_references(self, kinds, first, np.array([len(records)]), np.arange(len(records)))
-        # An empty sequence has no first record.
-        return np.array_equal(counts, own[1]) and not ((firsts != own[0]) & (counts > 0)).any()
+    def pins_of_bags(self, versions: Sequence[str | None]) -> Sequence[str | None]:
+        """Return the versions of the files of a shard of which only those of its bags are known."""
+        pins: list[str | None] = [None] * len(self.file_names)
+        pins[1 :: 1 + self.has_tables] = versions
+        return pins
 
     def _references(self, shard: int) -> list[int]:
         kinds = self.directory.kinds

@@ -13,7 +13,7 @@ from granular.aio.bags.identity import FileIdentity, Identity
 from granular.aio.bags.index_cache import FolderState, Proof, Snapshot
 from granular.aio.datasets.codec import Field
 from granular.aio.datasets.columns import Columns
-from granular.aio.datasets.comparison import Pins, find_indexed
+from granular.aio.datasets.comparison import Pins, find_indexed, has_versions
 from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.opened_shards import OpenedShards
@@ -56,8 +56,8 @@ class IndexedShards(OpenedShards):
         # Shards that may have been replaced since the index was built: all of them, until they are compared. A later
         # replacement is an error, as without an index.
         self.unchecked: NDArray[np.bool_] = np.ones(len(numbers), np.bool_)
-        # The versions of the bags of shards that were moved: as they were found when the dataset was opened, or else
-        # when the shard was compared.
+        # The versions of shards that were moved: as they were found when the dataset was opened, or else when the shard
+        # was compared.
         self.pins: dict[int, Pins] = {}
         # True if a shard was moved: then each of the others is compared before it is read, not meanwhile.
         self.moved: bool = False
@@ -80,7 +80,8 @@ class IndexedShards(OpenedShards):
         dataset = self._create(self._shard_name(position))
         proof = _Comparison(self, position) if self.moved and self.unchecked[position] else None
         pins = self.pins.get(position)
-        dataset.open_indexed(self.index, int(self._numbers[position]), self.fields, pins, proof)
+        bags = None if pins is None else self.index.bags_among(pins)
+        dataset.open_indexed(self.index, int(self._numbers[position]), self.fields, bags, proof)
         return dataset
 
     def missing(self, positions: Iterable[int]) -> list[int]:
@@ -139,11 +140,12 @@ class IndexedShards(OpenedShards):
         rows = zip(told, digests.values(), states, strict=True)
         if any(one is None or (one.size, one.table) != (state.size, digest) for one, digest, state in rows):
             return
-        pins = [one.version for one in told if one is not None]
+        versions = [one.version for one in told if one is not None]
         bags = self.index.bags_among(self.index.files(number))
-        known = all(pin or not bag.size for pin, bag in zip(pins, bags, strict=True))
+        known = all(version or not bag.size for version, bag in zip(versions, bags, strict=True))
+        pins = self.pins.get(position) or self.index.pins_of_bags(versions)
         # The versions of the index may be those of a shard that the reader had not compared.
-        if known and pins != [bag.version for bag in bags] and self.pins.get(position, pins) == pins:
+        if known and versions != [bag.version for bag in bags] and self.index.bags_among(pins) == versions:
             self._adopt(position, pins)
 
     def note_moved(self, moved: Mapping[int, Pins | None]) -> None:
@@ -191,9 +193,9 @@ class IndexedShards(OpenedShards):
         files = self.index.file_identities(number)
         if not self.moved or (position not in self.pins and not self.unchecked[position]):
             return files
-        unknown: Pins = [None] * len(files)
+        unknown: Pins = [None] * len(self.index.file_names)
         digests = dict.fromkeys(self.index.keys, '') if self.unchecked[position] else self.index.digests(number)
-        pins = self.pins.get(position, unknown)
+        pins = self.index.bags_among(self.pins.get(position, unknown))
         return {
             name: FileIdentity(file.size, pin, digest)
             for (name, file), pin, digest in zip(files.items(), pins, digests.values(), strict=True)
@@ -288,10 +290,10 @@ class IndexedShards(OpenedShards):
         self.unchecked[position] = False
 
     def _pins(self, position: int) -> Pins:
-        """Return the versions of the bags of a shard as it is read."""
+        """Return the versions in which a shard is read."""
         if (pins := self.pins.get(position)) is not None:
             return pins
-        return [bag.version for bag in self.index.bags_among(self.index.files(int(self._numbers[position])))]
+        return [file.version for file in self.index.files(int(self._numbers[position]))]
 
     async def compared(self, position: int) -> Dataset:
         """Return a shard after it was compared with the index."""
@@ -304,7 +306,8 @@ class IndexedShards(OpenedShards):
 
         Return whether there were any, or whether they have other columns now than those that were read. Raise
         ``ObjectChangedError`` if such a shard has another number of datapoints, or was replaced since it was compared,
-        or if the index was replaced, too: other shards would be those of the former dataset.
+        or if the index was replaced, too, and it is not known which shard was opened: other shards would be those of
+        the former dataset.
         """
         if columns and columns != self.columns(positions):
             return True
@@ -318,10 +321,11 @@ class IndexedShards(OpenedShards):
         is_replaced = await self.index.is_replaced()
         if not stale and not is_replaced:
             return False
-        if stale and is_replaced:
+        unknown = [i for i in stale if i not in self.pins]
+        if unknown and is_replaced:
             raise ObjectChangedError(
                 f'{self._name}: was written anew since it was opened, or its index was: shard '
-                f'{self._shard_name(stale[0])} is not the one that was opened: open a new reader'
+                f'{self._shard_name(unknown[0])} is not the one that was opened: open a new reader'
             )
         await self._open_again(stale or indexed, are_checked=not stale)
         stale = stale or indexed
@@ -334,10 +338,7 @@ class IndexedShards(OpenedShards):
         if self.unchecked[position]:
             return not await self._is_indexed(position)
         number, pins = int(self._numbers[position]), self._pins(position)
-        try:
-            return await find_indexed(self.index, self._directory, number, pins) is None
-        except ObjectChangedError:
-            return True
+        return not await has_versions(self.index, self._directory, number, pins)
 
     async def _open_again(self, positions: Sequence[int], are_checked: bool) -> None:
         """Open shards by their own tables in place of those in the index, unless another read has done so."""
@@ -359,9 +360,11 @@ class IndexedShards(OpenedShards):
                 f'datapoints, got {actual}: {_REMEDY}'
             )
         if is_checked:
-            before = self._identities(position)
-            # The limits were compared by the times of their files, as not every reader holds them.
-            if any(not before[name]._replace(table='').is_same(file) for name, file in dataset.files().items()):
+            now = [file.version for _, file in dataset.opened_files()]
+            if any(
+                None not in (pin, version) and pin != version
+                for pin, version in zip(self._pins(position), now, strict=True)
+            ):
                 raise ObjectChangedError(f'{dataset.name}: was replaced while it was being read: open a new reader')
         return dataset
 
