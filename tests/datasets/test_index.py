@@ -387,6 +387,7 @@ def test_empty_values_of_replaced_shards_are_noticed(bucket, monkeypatch):
     ('layout', 'old', 'new', 'files'),
     [
         ('columns', OLD, NEW, ['c.idx']),
+        ('columns', OLD, [{'c': b'ab'}, {'c': b'c'}], ['c.bag']),
         ('refs', [{'b': [], 'c': b''}, {'b': [], 'c': b'z'}], [{'b': [], 'c': b'z'}, {'b': [], 'c': b''}], ['c.bag']),
     ],
 )

@@ -152,7 +152,7 @@ async def find_indexed(index: DatasetIndex, directory: Path, shard: int, seen: P
     Raise ``ObjectChangedError`` if its files do not have the versions that were ``seen`` when the dataset was opened.
     """
     folder, own = directory / shard_name(shard), index.files(shard)
-    if (files := _alike(own, await _find_files(index, folder, own))) is None:
+    if (files := _alike(own, await _find_files(index, folder))) is None:
         return None
     pins = _pins_of(files)
     for name, before, now in zip(index.file_names, seen or pins, pins, strict=True):
@@ -175,37 +175,30 @@ async def find_indexed(index: DatasetIndex, directory: Path, shard: int, seen: P
 
 async def has_versions(index: DatasetIndex, directory: Path, shard: int, pins: Pins) -> bool:
     """Return whether the files of a shard have these versions."""
-    found = await _find_files(index, directory / shard_name(shard), index.files(shard))
+    found = await _find_files(index, directory / shard_name(shard))
     return all(file is not None and pin in (None, file.version) for pin, file in zip(pins, found, strict=True))
 
 
-async def _find_files(index: DatasetIndex, folder: Path, own: Sequence[FileIdentity]) -> Files:
+async def _find_files(index: DatasetIndex, folder: Path) -> Files:
     """Return the files of a shard, as one listing has them, or else as each of them is."""
     store, names = folder.store, index.file_names
     if store.local:
         return await offload(_files_on_disk, index, folder.key)
     if index.may_be_listed and not store.has_folders:
-        with contextlib.suppress(AccessDeniedError, NotFoundError):
+        try:
             entries = {entry.name: FileIdentity.of(entry) async for entry in store.scan(folder.key)}
             files = [entries.get(name) for name in names]
             if all(file is None or file.version or not file.size for file in files):
                 return files
+        except NotFoundError:
+            return [None] * len(names)
+        except AccessDeniedError:
+            pass
         index.may_be_listed = False
     try:
-        # Reads compare the versions of the bags in the columns layout, whose tables tell which records are empty.
-        asked = [number for number, name in enumerate(names) if not index.has_tables or not name.endswith('.bag')]
-        found = dict(zip(asked, await _ask(folder, [names[number] for number in asked]), strict=True))
-        if _are_same([own[number] for number in asked], [*found.values()]):
-            return [found.get(number, file) for number, file in enumerate(own)]
-        if all(file is not None and (file.is_proof or not file.size) for file in found.values()):
-            return await _ask(folder, names)
+        stats = await gather([store.find((folder / name).key) for name in names])
     except AccessDeniedError:
-        pass
-    return [None] * len(names)
-
-
-async def _ask(folder: Path, names: Sequence[str]) -> Files:
-    stats = await gather([folder.store.find((folder / name).key) for name in names])
+        return [None] * len(names)
     return [None if stat is None else FileIdentity.of(stat) for stat in stats]
 
 

@@ -360,11 +360,8 @@ class IndexedShards(OpenedShards):
                 f'datapoints, got {actual}: {_REMEDY}'
             )
         if is_checked:
-            now = [file.version for _, file in dataset.opened_files()]
-            if any(
-                None not in (pin, version) and pin != version
-                for pin, version in zip(self._pins(position), now, strict=True)
-            ):
+            pairs = zip(self._pins(position), dataset.opened_files(), strict=True)
+            if any(None not in (pin, now.version) and pin != now.version for pin, (_, now) in pairs):
                 raise ObjectChangedError(f'{dataset.name}: was replaced while it was being read: open a new reader')
         return dataset
 

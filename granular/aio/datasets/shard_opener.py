@@ -245,7 +245,7 @@ class ShardOpener:
         existing, numbers = len(numbers), self._without_empty(numbers)
         self.numbers = numbers
         chosen = np.array(self._choose(numbers), np.int64)
-        shards = IndexedShards(self._directory, index, chosen, self._create)
+        self._shards = shards = IndexedShards(self._directory, index, chosen, self._create)
         has_extras = bool(set(self._options.cache_keys) - {'refs'}) or self._options.verify
         if shared is None:
             if stale is not None:
@@ -266,7 +266,6 @@ class ShardOpener:
             shards.pins.update(shared.pins)
             await shards.open_own(shared.states, shared.states)
         shards.fields = self._options.fields(index.directory.spec, index.directory.layout, self._name)
-        self._shards = shards
         if has_extras:
             await shards.read_extras()
         return True
