@@ -722,16 +722,22 @@ def test_damaged_page_is_an_error_when_it_is_read(tmp_path):
 
 @pytest.mark.parametrize('layout', SPECS)
 @pytest.mark.parametrize('gone', [False, True])
-def test_pages_of_an_index_that_was_made_anew_leave_unchanged_shards_readable(tmp_path, layout, gone):
+@pytest.mark.parametrize('copied', [False, True])
+def test_pages_of_an_index_that_was_made_anew_leave_unchanged_shards_readable(tmp_path, layout, copied, gone):
     folder = granular.Path(tmp_path / 'ds', config=granular.IOConfig(index_memory=1))
     write(folder, range(30), layout, shardlen=10, index=True)
-    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
-        expected = list(reader)
+    if copied:
+        (tmp_path / 'ds').rename(tmp_path / 'origin')
+        shutil.copytree(tmp_path / 'origin', tmp_path / 'ds')
+    expected = [point(i, layout) for i in range(30)]
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader, reader.copy() as other:
+        assert list(reader) == expected
+        assert other.fetch([10]) == expected[10:11]
         if gone:
             (tmp_path / 'ds' / '000000' / NAME).unlink()
         else:
             granular.build_index(folder)
-        assert reader.fetch(range(30)) == list(reader) == expected == [point(i, layout) for i in range(30)]
+        assert reader.fetch(range(30)) == list(reader) == list(other) == expected
 
 
 @pytest.mark.parametrize('layout', SPECS)
