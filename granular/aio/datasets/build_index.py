@@ -102,7 +102,7 @@ async def build_index(directory: AnyPath, progress: Progress | None = None) -> I
 
 class _Shard(NamedTuple):
     spec: int  # bytes of the file
-    rows: list[tuple[int, ...]]
+    rows: list[tuple[int, int, int, int]]
     versions: list[str]
     kinds: list[int]
 
