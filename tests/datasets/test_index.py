@@ -254,7 +254,9 @@ def test_replaced_and_added_shards_are_read_by_their_own_tables(root, caplog):
     assert warnings_of(caplog) == []
 
 
-@pytest.mark.parametrize(('bucket', 'layout'), [('seaweed', 'refs'), ('fakegcs', 'columns')], indirect=['bucket'])
+@pytest.mark.parametrize(
+    ('bucket', 'layout'), [('seaweed', 'refs'), ('fakegcs', 'columns'), ('azurite', 'columns')], indirect=['bucket']
+)
 def test_replaced_shards_are_noticed_at_the_first_read(bucket, layout, monkeypatch, caplog):
     """Of many shards, no listing of all objects is made."""
     monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
@@ -421,7 +423,7 @@ def test_changes_of_single_files_are_noticed(tmp_path, bucket, layout, old, new,
         check(f'{server.endpoint}/b/ds')
 
 
-@pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
+@pytest.mark.parametrize('bucket', ['seaweed', 'azurite'], indirect=True)
 def test_each_shard_is_compared_once(bucket, monkeypatch):
     monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     write(bucket / 'ds', range(40), shardlen=10, index=True)
