@@ -423,6 +423,27 @@ def test_changes_of_single_files_are_noticed(tmp_path, bucket, layout, old, new,
         check(f'{server.endpoint}/b/ds')
 
 
+@pytest.mark.parametrize(('file', 'new'), [('c.bag', [{'c': b'ab'}, {'c': b'c'}]), ('c.idx', NEW)])
+@pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
+def test_pickled_readers_refuse_what_was_replaced_before_their_first_read(tmp_path, bucket, file, new, monkeypatch):
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
+    for name, option in (('AWS_ACCESS_KEY_ID', 'key'), ('AWS_SECRET_ACCESS_KEY', 'secret')):
+        monkeypatch.setenv(name, bucket.aio.store.options[option])  # which are not pickled
+    for number in range(3):
+        write_points(bucket / 'ds' / f'{number:06}', OLD, 'columns')
+    write_points(granular.Path(tmp_path / 'new'), new, 'columns')
+    with granular.ShardedDatasetReader(bucket / 'ds', granular.decoders) as reader:
+        content = pickle.dumps(reader)
+    granular.build_index(bucket / 'ds')
+    (bucket / 'ds' / '000002' / file).write_bytes((tmp_path / 'new' / file).read_bytes())
+    with pickle.loads(content) as reader:
+        assert is_indexed(reader)
+        assert reader.fetch(range(4)) == [{'c': point['c']} for point in (*OLD, *OLD)]
+        for _ in range(2):
+            with pytest.raises(ObjectChangedError, match='since the reader was pickled'):
+                reader.fetch([4, 5])
+
+
 @pytest.mark.parametrize('bucket', ['seaweed', 'azurite'], indirect=True)
 def test_each_shard_is_compared_once(bucket, monkeypatch):
     monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from granular._support.indexing import Ints
 from granular._support.text import logger
+from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import FileIdentity, Identity
 from granular.aio.bags.index_cache import FolderState, Proof, Snapshot
 from granular.aio.datasets.codec import Field
@@ -61,6 +62,7 @@ class IndexedShards(OpenedShards):
         self.pins: dict[int, Pins] = {}
         # True if a shard was moved: then each of the others is compared before it is read, not meanwhile.
         self.moved: bool = False
+        self._expected: Identity | None = None  # of the reader that this one was unpickled from
         self._warned = False
 
     def copy(self) -> 'IndexedShards':
@@ -107,8 +109,10 @@ class IndexedShards(OpenedShards):
         """Open the shards by their own tables that a reader found to be others than those in the index, or whose tables
         it told by versions, which the index does not have.
 
-        Those that it found to be copies of those in the index are read in the versions that it told.
+        Those that it found to be copies of those in the index are read in the versions that it told. Others must be
+        those that it told, if it had compared them.
         """
+        self._expected = expected
         files, others = expected.files, list[int]()
         if expected.host == Identity.of([self._directory.store], {}).host:
             for i in self._indexed_unchecked():
@@ -189,17 +193,27 @@ class IndexedShards(OpenedShards):
         return values
 
     def _identities(self, position: int) -> dict[str, FileIdentity]:
+        pins, is_unchecked = self.pins.get(position), bool(self.unchecked[position])
+        if pins is None and not is_unchecked:
+            return self.index.file_identities(int(self._numbers[position]))
+        return self._identities_as(position, pins or [None] * len(self.index.file_names), is_unchecked)
+
+    def _identities_as(self, position: int, pins: Pins, is_unchecked: bool = False) -> dict[str, FileIdentity]:
+        """Return the identities of the bags of a shard in some versions; unless it is unchecked, with their digests."""
         number = int(self._numbers[position])
-        files = self.index.file_identities(number)
-        if not self.moved or (position not in self.pins and not self.unchecked[position]):
-            return files
-        unknown: Pins = [None] * len(self.index.file_names)
-        digests = dict.fromkeys(self.index.keys, '') if self.unchecked[position] else self.index.digests(number)
-        pins = self.index.bags_among(self.pins.get(position, unknown))
+        files, bags = self.index.file_identities(number), self.index.bags_among(pins)
+        digests = dict.fromkeys(self.index.keys, '') if is_unchecked else self.index.digests(number)
         return {
             name: FileIdentity(file.size, pin, digest)
-            for (name, file), pin, digest in zip(files.items(), pins, digests.values(), strict=True)
+            for (name, file), pin, digest in zip(files.items(), bags, digests.values(), strict=True)
         }
+
+    def _check_expected(self, position: int, files: Mapping[str, FileIdentity]) -> None:
+        """Raise ``ObjectChangedError`` unless a shard has the files that were pickled."""
+        if self._expected is not None:
+            name = self._shard_name(position)
+            opened = Identity.of([self._directory.store], {f'{name}/{file}': told for file, told in files.items()})
+            self._expected.check(opened, self._name, partly=True)
 
     def states(self) -> dict[int, FolderState] | None:
         """Return the states of the shards that were opened by their own tables; None unless all are complete."""
@@ -272,6 +286,8 @@ class IndexedShards(OpenedShards):
         pins = await find_indexed(self.index, self._directory, int(self._numbers[position]), self.pins.get(position))
         if pins is None:
             return False
+        if self._expected is not None:
+            self._check_expected(position, self._identities_as(position, pins))
         self._adopt(position, pins)
         return True
 
@@ -363,6 +379,8 @@ class IndexedShards(OpenedShards):
             pairs = zip(self._pins(position), dataset.opened_files(), strict=True)
             if any(None not in (pin, now.version) and pin != now.version for pin, (_, now) in pairs):
                 raise ObjectChangedError(f'{dataset.name}: was replaced while it was being read: open a new reader')
+        await read_digests(dataset.bags_by_file(f'{self._shard_name(position)}/'), self._expected)
+        self._check_expected(position, dataset.files())
         return dataset
 
 
