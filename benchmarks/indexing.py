@@ -3,6 +3,7 @@
 The limits are those of records of 50 to 150 kB, drawn once for 64 shards; the bags are sparse files of the right sizes.
 """
 
+import json
 import os
 import pathlib
 import time
@@ -29,6 +30,7 @@ from granular.formats.dataset_index import (
     PAGE_ROW,
     ROW,
     Directory,
+    Versions,
     dump_directory,
     dump_footer,
 )
@@ -47,7 +49,9 @@ def write(target: pathlib.Path, shards: int, length: int, keys: Sequence[str]) -
         limits = np.append(0, np.cumsum(rng.integers(50_000, 150_001, length)))
         pages = pack(limits)
         tables.append((int(limits[-1]), pages, [crc32c(page) for page in pages]))
-    rows, pins, page_rows = np.zeros((shards, len(keys)), ROW), [], []
+    spec = dict.fromkeys(keys, 'bytes')
+    content = json.dumps(spec).encode()
+    rows, versions, page_rows = np.zeros((shards, len(keys)), ROW), [], []
     (target / shard_name(0)).mkdir(parents=True, exist_ok=True)
     with (target / shard_name(0) / NAME).open('wb') as file:
         position = file.write(MAGIC)
@@ -55,22 +59,25 @@ def write(target: pathlib.Path, shards: int, length: int, keys: Sequence[str]) -
             folder = target / shard_name(shard)
             folder.mkdir(parents=True, exist_ok=True)
             chosen = [tables[(shard * len(keys) + i) % len(tables)] for i in range(len(keys))]
+            files = {'spec.json': len(content)}
             for i, (key, (size, _, _)) in enumerate(zip(keys, chosen, strict=True)):
-                for suffix, nbytes in (('.bag', size), ('.idx', length * LIMIT)):
-                    with (folder / f'{key}{suffix}').open('wb') as file_of_shard:
-                        file_of_shard.truncate(nbytes)
-                os.utime(folder / f'{key}.bag', (_MODIFIED, _MODIFIED))
-                rows[shard, i] = length, 3, size + length * LIMIT, size, 0, 0, 0
-                pins.append(f'"{_MODIFIED:x}-{size:x}"')
+                files |= {f'{key}.bag': size, f'{key}.idx': length * LIMIT}
+                rows[shard, i] = length, 3, size + length * LIMIT, size
+            for name, size in files.items():
+                with (folder / name).open('wb') as file_of_shard:
+                    file_of_shard.write(content if name == 'spec.json' else b'')
+                    file_of_shard.truncate(size)
+                os.utime(folder / name, (_MODIFIED, _MODIFIED))
+                versions.append(f'"{_MODIFIED:x}-{size:x}"')
             found = [np.zeros(len(pages), PAGE_ROW) for _, pages, _ in chosen]
             for number in range(len(chosen[0][1])):
                 for i, (_, pages, sums) in enumerate(chosen):
                     found[i][number] = position, len(pages[number]) // WORD, sums[number]
                     position += file.write(pages[number])
             page_rows += found
-        spec = dict.fromkeys(keys, 'bytes')
-        content = dump_directory(Directory(spec, 'columns', rows, pins, None, np.concatenate(page_rows)))
-        file.write(content + dump_footer(content, position))
+        specs, pages = np.full(shards, len(content), np.uint32), np.concatenate(page_rows)
+        described = dump_directory(Directory(spec, 'columns', specs, rows, Versions.of(versions), None, pages))
+        file.write(described + dump_footer(described, position))
 
 
 def index(data: Data, server: Server) -> Result:

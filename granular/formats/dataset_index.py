@@ -4,7 +4,7 @@ An index names the objects of all shards, with their versions, and has a table (
 the limits of each bag. In the refs layout it also has the references, unless datapoint i has record i. The file, whose
 integers are little-endian:
 
-- the magic, ``granular-index-1``
+- the magic, ``granular-index-2``
 - the pages of the tables, in any order
 - the directory
 - a footer of 40 bytes: ``u64`` start and ``u64`` size of the directory, ``u32`` CRC32C of the directory, ``u32`` CRC32C
@@ -13,32 +13,34 @@ integers are little-endian:
 The directory, without padding:
 
 - ``u32`` size, and JSON of that size: ``{"layout": ..., "spec": ..., "shards": n}``
+- ``u4`` for each shard, the size of its ``spec.json``
 - a row (``ROW``) for each bag, shard by shard: ``refs`` first, in the refs layout, and then the keys in sorted order
 - in the refs layout, ``u8`` for each shard and key, the kind: 0 if datapoint i has record i, 1 if the records of the
   datapoints follow each other, 2 otherwise
 - a row (``PAGE_ROW``) for each page, table by table. The tables of a shard are the limits of each key and, in the refs
   layout, two tables of references for each key: for kind 1 the limits of the datapoints in the records and nothing, for
   kind 2 the first records and the numbers of records (the last of each is there twice), for kind 0 nothing
-- the version (ETag, generation) of the ``.bag`` of each bag, in UTF-8, one after the other
+- the version (ETag, generation) of each file, shard by shard, in UTF-8, separated by line feeds: of ``spec.json``, and
+  of the ``.bag`` and ``.idx`` of each bag; nothing for an empty file without one
 """
 
 import dataclasses
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from granular._support.indexing import Ints
 from granular.errors import CorruptDatasetError
-from granular.formats.bit_packing import HEAD, MAX_WORDS, PAGE, WORD, count_pages
+from granular.formats.bit_packing import HEAD, MAX_WORDS, PAGE, WORD, count_pages, pack
 from granular.formats.checksums import crc32c
 from granular.formats.layout import Layout, Spec, is_sequence, parse_spec
 
-MAGIC: Final = b'granular-index-1'
+MAGIC: Final = b'granular-index-2'
 NAME: Final = '.granular-index'
 """Name of the file, in the folder of the first shard: granular 0.21 and 0.24 take any other name beside the shards for
 a shard."""
@@ -48,11 +50,9 @@ FOOTER: Final = _FOOTER.size
 _HEADER: Final = struct.Struct('<I')  # size of the JSON at the start of the directory
 
 ROW: Final = np.dtype([
-    ('records', '<u4'), ('version', 'u1'), ('size', '<u8'), ('datasize', '<u8'), ('modified', '<i8'),
-    ('table_modified', '<i8'), ('pin', '<u2'),
+    ('records', '<u4'), ('version', 'u1'), ('size', '<u8'), ('datasize', '<u8'),
 ])  # fmt: skip
-"""One bag: records, version of the format, bytes with and without the table, the times of the last change of the
-``.bag`` and the ``.idx`` in nanoseconds, and the bytes of the version of the ``.bag``."""
+"""One bag: records, version of the format, and bytes with and without the table."""
 PAGE_ROW: Final = np.dtype([('offset', '<u8'), ('words', '<u4'), ('checksum', '<u4')])
 
 SAME: Final = 0
@@ -69,6 +69,11 @@ DIGEST: Final = 'limits '
 def digest_of(checksums: Iterable[int]) -> str:
     """Return a digest of a table, given the checksums of its pages; it begins with ``DIGEST``."""
     return DIGEST + hashlib.sha256(np.fromiter(checksums, '<u4').tobytes()).hexdigest()
+
+
+def digest_of_limits(limits: Ints) -> str:
+    """Return the digest of the table of a zero and these limits, which no index needs to have."""
+    return digest_of(map(crc32c, pack(limits)))
 
 
 class Footer(NamedTuple):
@@ -97,14 +102,41 @@ def parse_footer(tail: bytes, size: int, name: str) -> Footer:
     return Footer(start, length, checksum)
 
 
+class Versions:
+    """The versions of many files, in one piece of memory."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord('\n'))
+        self._starts = np.concatenate([[0], ends + 1, [len(content) + 1]])
+
+    @classmethod
+    def of(cls, versions: Iterable[str]) -> Self:
+        return cls('\n'.join(versions).encode())
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def sizes(self) -> Ints:
+        """Return the bytes of each version."""
+        sizes: Ints = np.diff(self._starts) - 1
+        return sizes
+
+    def part(self, first: int, last: int) -> list[str]:
+        """Return the versions from ``first`` to the one before ``last``, at least one."""
+        start, stop = self._starts[[first, last]].tolist()
+        return self.content[start : stop - 1].decode().split('\n')
+
+
 @dataclasses.dataclass(eq=False)
 class Directory:
     """The content of an index file except for its pages."""
 
     spec: Spec  # of all shards, as the layout
     layout: Layout
+    specs: NDArray[np.uint32]  # the bytes of the ``spec.json`` of each shard
     rows: NDArray[Any]  # the bags, dtype ``ROW``, shape (shards, bags)
-    pins: Sequence[str]  # the version of each bag, in the order of ``rows``
+    versions: Versions  # of each file, in the order of ``files`` and ``file_sizes``
     kinds: NDArray[np.uint8] | None  # of the references, shape (shards, keys); None in the columns layout
     pages: NDArray[Any]  # the pages of all tables, dtype ``PAGE_ROW``, in the order of ``counts``
 
@@ -112,9 +144,23 @@ class Directory:
     def bags(self) -> list[str]:
         return list(self.spec) if self.kinds is None else ['refs', *self.spec]
 
-    def file_sizes(self) -> Ints:
-        """Return the bytes of each ``.bag``, shape (shards, bags): in the columns layout, without the table."""
-        sizes: Ints = self.rows['datasize' if self.kinds is None else 'size'].astype(np.int64)
+    @property
+    def files(self) -> list[str]:
+        """The names of the files of a shard: the spec, and each bag, in the columns layout with its table."""
+        return [
+            'spec.json',
+            *(f'{key}.{end}' for key in self.bags for end in ('bag', 'idx')[: 1 + (self.kinds is None)]),
+        ]
+
+    def file_sizes(self, first: int = 0, last: int | None = None) -> Ints:
+        """Return the bytes of each file of some shards, by default of all, shape (shards, files)."""
+        rows, specs = self.rows[first:last], self.specs[first:last]
+        sizes: Ints = np.empty((len(rows), len(self.files)), np.int64)
+        sizes[:, 0] = specs
+        if self.kinds is None:
+            sizes[:, 1::2], sizes[:, 2::2] = rows['datasize'], rows['size'] - rows['datasize']
+        else:
+            sizes[:, 1:] = rows['size']
         return sizes
 
     def counts(self) -> Ints:
@@ -135,13 +181,11 @@ def _counts(rows: NDArray[Any], kinds: NDArray[np.uint8] | None) -> Ints:
 
 def dump_directory(directory: Directory) -> bytes:
     head = {'layout': directory.layout, 'spec': directory.spec, 'shards': len(directory.rows)}
-    pins = [pin.encode() for pin in directory.pins]
-    rows = directory.rows.copy()
-    rows['pin'] = np.array([len(pin) for pin in pins]).reshape(rows.shape)
     content = json.dumps(head).encode()
     kinds = b'' if directory.kinds is None else directory.kinds.tobytes()
     return b''.join([
-        _HEADER.pack(len(content)), content, rows.tobytes(), kinds, directory.pages.tobytes(), *pins,
+        _HEADER.pack(len(content)), content, directory.specs.astype('<u4').tobytes(), directory.rows.tobytes(), kinds,
+        directory.pages.tobytes(), directory.versions.content,
     ])  # fmt: skip
 
 
@@ -165,6 +209,8 @@ def _parse(data: bytes, start: int, name: str) -> Directory:
     bags = len(spec) + (layout == 'refs')
     if shards * bags * ROW.itemsize > len(data):
         raise CorruptDatasetError(f'{name}: {shards} shards do not fit a directory of {len(data)} bytes')
+    specs = np.frombuffer(data, '<u4', shards, at)
+    at += specs.nbytes
     rows = np.frombuffer(data, ROW, shards * bags, at).reshape(shards, bags)
     at += rows.nbytes
     kinds = None
@@ -185,12 +231,12 @@ def _parse(data: bytes, start: int, name: str) -> Directory:
     pages = np.frombuffer(data, PAGE_ROW, number, at)
     at += pages.nbytes
     _check_page_rows(pages, start, name)
-    lengths = rows['pin'].ravel().astype(np.int64)
-    if at + int(lengths.sum()) != len(data):
-        raise CorruptDatasetError(f'{name}: expected {at + int(lengths.sum())} bytes of directory, got {len(data)}')
-    ends = at + np.cumsum(lengths)
-    pins = [data[a:b].decode() for a, b in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
-    return Directory(spec, layout, rows, pins, kinds, pages)
+    directory = Directory(spec, layout, specs, rows, Versions(data[at:]), kinds, pages)
+    files = shards * len(directory.files)
+    directory.versions.content.decode()
+    if len(directory.versions) != files:
+        raise CorruptDatasetError(f'{name}: expected {files} versions, got {len(directory.versions)}')
+    return directory
 
 
 def _check_rows(rows: NDArray[Any], layout: Layout, name: str) -> None:

@@ -28,9 +28,8 @@ from granular.errors import (
     UnsupportedError,
 )
 from granular.formats import layout
-from granular.formats.bit_packing import pack
-from granular.formats.checksums import SUFFIX, Sums, check, crc32c, load
-from granular.formats.dataset_index import digest_of
+from granular.formats.checksums import SUFFIX, Sums, check, load
+from granular.formats.dataset_index import digest_of_limits
 from granular.metrics import counters, local_files
 
 
@@ -331,7 +330,7 @@ class Bag:
         if self.packed is not None:
             self._digest = self.packed.digest
         elif self._limits is not None:
-            self._digest = self._digest or _digest_of(self._limits)
+            self._digest = self._digest or digest_of_limits(self._limits)
         return self._digest or self.files[1][1].told[1]
 
     async def read_digest(self) -> None:
@@ -342,7 +341,8 @@ class Bag:
         if self.version == 3 and self._table is not None and not self._digest:
             path, start, target = self._table
             size = start + self.length * layout.LIMIT
-            self._digest = _digest_of(await self._read_limits(path, start, Reply(b'', size, size, target.version)))
+            limits = await self._read_limits(path, start, Reply(b'', size, size, target.version))
+            self._digest = digest_of_limits(limits)
 
     @property
     def origin(self) -> str:
@@ -466,10 +466,6 @@ async def read_digests(bags: Mapping[str, Bag], expected: Identity | None) -> No
     """Read the limits that bags do not keep if a reader compares them by their digests: those of files, by name."""
     files = {} if expected is None else expected.files
     await gather([bag.read_digest() for name, bag in bags.items() if name in files and files[name].has_digest])
-
-
-def _digest_of(limits: Ints) -> str:
-    return digest_of(map(crc32c, pack(limits)))
 
 
 def _kept_open(path: Path, version: str | None) -> Target:

@@ -3,7 +3,7 @@
 import abc
 import platform
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from granular._support.redact import hidden
 from granular._support.typing import Datapoint_co
@@ -16,8 +16,6 @@ from granular.aio.stores.base import Entry, Stat
 from granular.errors import ObjectChangedError
 from granular.formats.dataset_index import DIGEST
 
-_SECOND: Final = 10**9  # nanoseconds
-
 
 class FileIdentity(NamedTuple):
     """The size and the version of a file of a reader: what states, pickles, caches and indices compare.
@@ -29,12 +27,11 @@ class FileIdentity(NamedTuple):
     size: int
     version: str | None  # None if unknown, and for an empty file if the store gives empty files no version
     table: str = ''
-    modified: int = 0  # the time of the last change, in nanoseconds since the epoch; 0 if unknown
 
     @classmethod
     def of(cls, found: Stat | Entry) -> Self:
         """Return the identity of a file as a disk or a listing tells it."""
-        return cls(found.size, found.version or None, '', to_nanoseconds(found.modified))
+        return cls(found.size, found.version or None)
 
     @property
     def is_proof(self) -> bool:
@@ -49,19 +46,7 @@ class FileIdentity(NamedTuple):
         """Return whether a file is still the one that was noted, as far as both tell."""
         if self.size != now.size or len({self.table, now.table} - {''}) == 2:
             return False
-        if None not in (self.version, now.version) and self.version != now.version:
-            return False
-        if not self.modified or not now.modified or self.modified == now.modified:
-            return True
-        # Replies to reads have whole seconds, where a listing may have more.
-        is_whole = 0 in (self.modified % _SECOND, now.modified % _SECOND)
-        return is_whole and self.modified // _SECOND == now.modified // _SECOND
-
-    def is_unchanged(self, now: 'FileIdentity') -> bool:
-        """Return whether a file is the same by its time, too: S3 gives the same bytes, written again, the same version,
-        whatever the other files of the shard are then.
-        """
-        return self.modified > 0 and now.modified > 0 and self.is_same(now)
+        return None in (self.version, now.version) or self.version == now.version
 
     @property
     def told(self) -> tuple[int, str, str]:
@@ -69,11 +54,6 @@ class FileIdentity(NamedTuple):
         and the digest.
         """
         return self.size, self.version or (stand_in(self.size) if self.size else ''), self.table
-
-
-def to_nanoseconds(seconds: float | None) -> int:
-    """Return the time of a listing in nanoseconds; 0 if it has none."""
-    return 0 if seconds is None else int(seconds * 1e9)
 
 
 async def check_files(files: Iterable[tuple[Path, FileIdentity]]) -> None:

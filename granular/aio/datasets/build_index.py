@@ -2,15 +2,13 @@
 
 import dataclasses
 import functools
-import os
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from granular._support.other_names import answering
-from granular.aio.bags.bag import Bag
-from granular.aio.bags.identity import to_nanoseconds
+from granular.aio.bags.identity import FileIdentity
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.index import index_path
@@ -23,11 +21,10 @@ from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import ObjectWriter
-from granular.aio.stores.errors import translated
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.formats.bit_packing import WORD, pack
 from granular.formats.checksums import crc32c
-from granular.formats.dataset_index import MAGIC, PAGE_ROW, ROW, Directory, dump_directory, dump_footer
+from granular.formats.dataset_index import MAGIC, PAGE_ROW, ROW, Directory, Versions, dump_directory, dump_footer
 from granular.formats.layout import shard_name
 
 _TOGETHER: Final = 32  # shards that are opened at a time
@@ -61,7 +58,7 @@ async def build_index(directory: AnyPath, progress: Progress | None = None) -> I
     shards were added or replaced: until then, such shards are read by their own tables. Those of a copy of the dataset
     are compared with the index before they are first read, until it is built for the copy.
 
-    Memory: the tables of 32 shards, and some 60 bytes for each bag.
+    Memory: the tables of 32 shards, and some 100 bytes for each bag.
 
     Args:
       directory: the folder of the shards.
@@ -86,15 +83,11 @@ async def build_index(directory: AnyPath, progress: Progress | None = None) -> I
             raise InvalidArgumentError(f'{root}: is a dataset without shards, which opens without an index')
         raise NotFoundError(f'{root}: has no shards: expected folders such as {shard_name(0)}')
     check_complete(f'{root}', numbers)
-    # Before the shards are opened, so that a later change never goes unnoticed.
-    times = dict[str, int]()
-    if not store.local and not store.has_folders:
-        times = {entry.key: to_nanoseconds(entry.modified) async for entry in store.scan_tree(root.key)}
     path = index_path(root)
     file = await store.open_writer(path.key)
     report = ProgressReport(progress)
     try:
-        builder = _Builder(root, file, times)
+        builder = _Builder(root, file)
         for start in range(0, len(numbers), _TOGETHER):
             some = numbers[start : start + _TOGETHER]
             await builder.add(some)
@@ -108,18 +101,18 @@ async def build_index(directory: AnyPath, progress: Progress | None = None) -> I
 
 
 class _Shard(NamedTuple):
-    rows: list[tuple[int, ...]]
-    pins: list[str]
+    spec: int  # bytes of the file
+    rows: list[tuple[int, int, int, int]]
+    versions: list[str]
     kinds: list[int]
 
 
 class _Builder:
     """An index file that is being written: pages first, the directory at the end."""
 
-    def __init__(self, root: Path, file: ObjectWriter, times: dict[str, int]) -> None:
+    def __init__(self, root: Path, file: ObjectWriter) -> None:
         self._root = root
         self._file = file
-        self._times = times
         self._first: Columns | None = None
         self._shards: list[_Shard] = []
         self._pages: list[np.ndarray[Any, Any]] = []
@@ -135,27 +128,19 @@ class _Builder:
         """Return a shard, and the pages of each of its tables."""
         folder = self._root / shard_name(number)
         dataset = Dataset(folder, OpenOptions(), shard_name(number))
-        times = await offload(_local_times, folder.key) if folder.store.local else self._times
         await dataset.open_unchanged()
         columns = dataset.columns
         first = self._first = self._first or columns
         columns.check_spec(first.spec, first.layout, first.name)
         self.datapoints += columns.length
         references = None if columns.refs is None else await References.load(columns.refs, columns.spec)
-        rows = [self._row(bag, times) for bag in columns.all_bags.values()]
-        pins = [bag.files[0][1].version or '' for bag in columns.all_bags.values()]
+        rows = [(bag.length, bag.version, bag.size, bag.datasize) for bag in columns.all_bags.values()]
+        files = dataset.opened_files()
+        versions = [_version_of(*file) for file in files]
         kinds, tables = await offload(functools.partial(_pack, columns, references))
         self.records += sum(bag.length for bag in columns.bags.values())
         dataset.columns.close()
-        return _Shard(rows, pins, kinds), tables
-
-    def _row(self, bag: Bag, times: dict[str, int]) -> tuple[int, ...]:
-        file = bag.files[0][1]
-        if file.size and not file.is_proof:  # an empty file has no version
-            raise UnsupportedError(f'{bag.name}: its store gives it no version, by which an index identifies it')
-        stem = bag.require_path().key.removesuffix('.bag')
-        modified, table_modified = times.get(f'{stem}.bag', 0), times.get(f'{stem}.idx', 0)
-        return bag.length, bag.version, bag.size, bag.datasize, modified, table_modified, 0
+        return _Shard(files[0][1].size, rows, versions, kinds), tables
 
     async def _write_pages(self, tables: list[list[bytes]]) -> None:
         """Append the pages of a shard: the first pages of all tables, then the second ones, and so on."""
@@ -181,8 +166,9 @@ class _Builder:
             raise CorruptDatasetError(f'{self._root}: has no shards')
         kinds = None if first.refs is None else np.array([shard.kinds for shard in self._shards], np.uint8)
         rows = np.array([shard.rows for shard in self._shards], ROW)
-        pins = [pin for shard in self._shards for pin in shard.pins]
-        directory = Directory(first.spec, first.layout, rows, pins, kinds, np.concatenate(self._pages))
+        specs = np.array([shard.spec for shard in self._shards], np.uint32)
+        versions = Versions.of(version for shard in self._shards for version in shard.versions)
+        directory = Directory(first.spec, first.layout, specs, rows, versions, kinds, np.concatenate(self._pages))
         content = await offload(dump_directory, directory)
         start = self._position
         await self._write(content)
@@ -190,10 +176,10 @@ class _Builder:
         return self._position
 
 
-def _local_times(folder: str) -> dict[str, int]:
-    """Return the time of the last change of each file in a folder."""
-    with translated(folder), os.scandir(folder) as entries:
-        return {os.path.join(folder, entry.name): entry.stat().st_ctime_ns for entry in entries}
+def _version_of(path: Path, file: FileIdentity) -> str:
+    if file.size and not file.is_proof:  # an empty file has no version
+        raise UnsupportedError(f'{path}: its store gives it no version, by which an index identifies it')
+    return file.version or ''
 
 
 def _pack(columns: Columns, references: References | None) -> tuple[list[int], list[list[bytes]]]:

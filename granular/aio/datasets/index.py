@@ -2,8 +2,8 @@
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from granular._support.lru import LRU
 from granular._support.text import logger
 from granular.aio.bags.bag import IndexedBag
 from granular.aio.bags.identity import FileIdentity
-from granular.aio.bags.tables import PackedReferences, PackedTable, PackedTables, read_packed_references
+from granular.aio.bags.tables import PackedReferences, PackedTable, PackedTables
 from granular.aio.http.reply import stands_in
 from granular.aio.paths.path import Path
 from granular.aio.runtime.forking import each_after_fork
@@ -31,7 +31,9 @@ from granular.formats.dataset_index import (
     parse_footer,
     records_of_pages,
 )
-from granular.formats.layout import LIMIT, shard_name, unpack_refs
+from granular.formats.layout import shard_name
+
+T = TypeVar('T')
 
 _INLINE: Final = 1 << 17  # lookups on the event loop at a time: a few milliseconds
 _PAGE_BITS: Final = PAGE.bit_length() - 1
@@ -44,8 +46,8 @@ def index_path(directory: Path) -> Path:
 class DatasetIndex(PackedTables):
     """An opened index, of the file at a path, and of the version ``pin``.
 
-    Memory: the directory (some 60 bytes per bag), and up to ``IOConfig.index_memory`` bytes of pages: all of them, read
-    when the index is opened, or else those that were used last.
+    Memory: the directory (some 100 bytes per bag), and up to ``IOConfig.index_memory`` bytes of pages: all of them,
+    read when the index is opened, or else those that were used last.
     """
 
     def __init__(self, path: Path, pin: str | None, directory: Directory) -> None:
@@ -65,8 +67,10 @@ class DatasetIndex(PackedTables):
         self.lengths: Ints = records.min(axis=1) if directory.kinds is None else records[:, 0]
         self.keys: list[str] = directory.bags  # of the bags of a shard, with 'refs' in the refs layout
         self.has_tables: bool = directory.kinds is None  # True if the limits are in files of their own
+        self.file_names: list[str] = directory.files  # of a shard
         # Contents of files that have the spec of the index, or their sizes and versions.
         self.known_specs: set[object] = set()
+        self.may_be_listed: bool = True  # False once the listing of a shard was denied, or had no versions
         self._bags = {key: i for i, key in enumerate(self.keys)}
         self._bound = path.store.config.index_memory // WORD
         self._forget()
@@ -133,9 +137,10 @@ class DatasetIndex(PackedTables):
         if crc32c(data) != footer.checksum:
             raise CorruptDatasetError(f'{name}: wrong checksum of the directory')
         directory = await offload(parse_directory, data, footer.start, name)
-        if any(map(stands_in, directory.pins)):
+        versions = directory.versions
+        if any(map(stands_in, versions.part(0, len(versions)))):
             raise CorruptDatasetError(f'{name}: it names versions that do not identify objects')
-        if bool((np.array(directory.pins) == '')[(directory.file_sizes() > 0).ravel()].any()):
+        if bool(((directory.file_sizes().ravel() > 0) & (versions.sizes() == 0)).any()):
             raise CorruptDatasetError(f'{name}: an object has no version')
         index = cls(path, end.version, directory)
         if whole and footer.start <= store.config.index_memory:
@@ -245,60 +250,43 @@ class DatasetIndex(PackedTables):
     def bag(self, shard: int, key: str) -> IndexedBag:
         """Return the bag of a key, or ``'refs'``, of a shard."""
         number = self._bags[key]
-        records, version, size, datasize, _, _, _ = self.directory.rows[shard, number].item()
+        records, version, size, datasize = self.directory.rows[shard, number].item()
         table = None
         if self.has_tables or number:
             table = PackedTable(self, self._table(shard, number))
-        return IndexedBag(version, records, size, datasize, self.pin(shard, number), table)
+        at = shard * len(self.file_names) + 1 + number * (1 + self.has_tables)
+        (pin,) = self.directory.versions.part(at, at + 1)
+        return IndexedBag(version, records, size, datasize, pin or None, table)
 
     def _table(self, shard: int, number: int) -> int:
         """Return the table of the limits of a bag."""
         return int(shard * self._tables + number - (not self.has_tables))
 
-    def pin(self, shard: int, number: int) -> str | None:
-        """Return the version of the object with the records of a bag; None if it is empty."""
-        return self.directory.pins[shard * len(self._bags) + number] or None
+    def files(self, shard: int) -> list[FileIdentity]:
+        """Return the identity of each file of a shard."""
+        return next(self.files_of(shard, shard + 1))
 
-    def files(self, shard: int) -> list[tuple[FileIdentity, ...]]:
-        """Return the identity of each bag of a shard, and of its table behind it if that is a file of its own."""
-        return self.files_of(shard, shard + 1)[0]
+    def files_of(self, first: int, last: int) -> Iterator[list[FileIdentity]]:
+        """Yield the identities of the files of each of the shards from ``first`` to the one before ``last``."""
+        count = len(self.file_names)
+        sizes = self.directory.file_sizes(first, last).ravel().tolist()
+        versions = self.directory.versions.part(first * count, last * count) if sizes else []
+        files = map(FileIdentity, sizes, (version or None for version in versions))
+        return (list(itertools.islice(files, count)) for _ in range(first, last))
 
-    def files_of(self, first: int, last: int) -> list[list[tuple[FileIdentity, ...]]]:
-        """Return the result of ``files`` for each of the shards from ``first`` to the one before ``last``."""
-        count, rows = len(self.keys), self.directory.rows[first:last]
-        sizes = rows['datasize' if self.has_tables else 'size'].ravel().tolist()
-        pins = [pin or None for pin in self.directory.pins[first * count : last * count]]
-        files = [map(FileIdentity, sizes, pins, itertools.repeat(''), rows['modified'].ravel().tolist())]
-        if self.has_tables:
-            sizes = (rows['records'].ravel().astype(np.int64) * LIMIT).tolist()
-            none, times = itertools.repeat(None), rows['table_modified'].ravel().tolist()
-            files.append(map(FileIdentity, sizes, none, itertools.repeat(''), times))
-        bags = zip(*files, strict=True)
-        return [list(itertools.islice(bags, count)) for _ in range(len(rows))]
+    def bags_among(self, files: Sequence[T]) -> Sequence[T]:
+        """Return those of what is given for each file of a shard that are of the records of its bags."""
+        return files[1 :: 1 + self.has_tables]
 
-    def bag_sizes(self, shard: int) -> list[int]:
-        """Return the bytes of each bag, without a table that is a file of its own."""
-        return [bag[0].size for bag in self.files(shard)]
+    def tables_among(self, files: Sequence[T]) -> Sequence[T]:
+        """Return those of what is given for each file of a shard that are of the tables of its bags."""
+        return files[1 + self.has_tables :: 1 + self.has_tables]
 
-    async def has_limits(self, shard: int, limits: Mapping[int, Ints]) -> bool:
-        """Return whether bags of a shard, by number, have these limits."""
-        counts = [len(own) - 1 for own in limits.values()]
-        if not sum(counts):
-            return True
-        tables = np.repeat([self._table(shard, number) for number in limits], counts)
-        starts, stops = await self.read(tables, np.concatenate([np.arange(count) for count in counts]))
-        own = [np.concatenate([table[part] for table in limits.values()]) for part in (slice(-1), slice(1, None))]
-        return np.array_equal(starts, own[0]) and np.array_equal(stops, own[1])
-
-    async def has_references(self, shard: int, records: Sequence[bytes]) -> bool:
-        """Return whether a shard has the references in these records of its ``refs.bag``."""
-        if (references := self.references(shard)) is None:
-            return False
-        firsts, counts = await offload(unpack_refs, records, self.directory.spec, f'{self.path}')
-        kinds, first = references.kinds[None], np.array([references.first])
-        own = await read_packed_references(self, kinds, first, np.array([len(records)]), np.arange(len(records)))
-        # An empty sequence has no first record.
-        return np.array_equal(counts, own[1]) and not ((firsts != own[0]) & (counts > 0)).any()
+    def pins_of_bags(self, versions: Sequence[str | None]) -> Sequence[str | None]:
+        """Return the versions of the files of a shard of which only those of its bags are known."""
+        pins: list[str | None] = [None] * len(self.file_names)
+        pins[1 :: 1 + self.has_tables] = versions
+        return pins
 
     def _references(self, shard: int) -> list[int]:
         kinds = self.directory.kinds

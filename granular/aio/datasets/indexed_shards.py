@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from granular._support.indexing import Ints
 from granular._support.text import logger
-from granular.aio.bags.identity import FileIdentity, Identity, check_files
+from granular.aio.bags.bag import read_digests
+from granular.aio.bags.identity import FileIdentity, Identity
 from granular.aio.bags.index_cache import FolderState, Proof, Snapshot
 from granular.aio.datasets.codec import Field
 from granular.aio.datasets.columns import Columns
-from granular.aio.datasets.comparison import Pins, find_moved, is_shard_unchanged
+from granular.aio.datasets.comparison import Pins, find_indexed, has_versions
 from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.opened_shards import OpenedShards
@@ -46,22 +47,22 @@ class IndexedShards(OpenedShards):
         directory: Path,
         index: DatasetIndex,
         numbers: Ints,
-        fields: Sequence[Field],
         create: Callable[[str], Dataset],
     ) -> None:
         super().__init__(create)
         self._directory, self._name = directory, f'{directory}'
         self.index = index
         self._numbers = numbers
-        self._fields = fields
+        self.fields: Sequence[Field] = ()  # as the options of the reader have them
         # Shards that may have been replaced since the index was built: all of them, until they are compared. A later
         # replacement is an error, as without an index.
         self.unchecked: NDArray[np.bool_] = np.ones(len(numbers), np.bool_)
-        # The versions of the bags of shards that were moved: as they were found when the dataset was opened, or else
-        # when the shard was compared.
+        # The versions of shards that were moved: as they were found when the dataset was opened, or else when the shard
+        # was compared.
         self.pins: dict[int, Pins] = {}
         # True if a shard was moved: then each of the others is compared before it is read, not meanwhile.
         self.moved: bool = False
+        self._expected: Identity | None = None  # of the reader that this one was unpickled from
         self._warned = False
 
     def copy(self) -> 'IndexedShards':
@@ -81,7 +82,8 @@ class IndexedShards(OpenedShards):
         dataset = self._create(self._shard_name(position))
         proof = _Comparison(self, position) if self.moved and self.unchecked[position] else None
         pins = self.pins.get(position)
-        dataset.open_indexed(self.index, int(self._numbers[position]), self._fields, pins, proof)
+        bags = None if pins is None else self.index.bags_among(pins)
+        dataset.open_indexed(self.index, int(self._numbers[position]), self.fields, bags, proof)
         return dataset
 
     def missing(self, positions: Iterable[int]) -> list[int]:
@@ -95,21 +97,22 @@ class IndexedShards(OpenedShards):
     def _shard_name(self, position: int) -> str:
         return shard_name(int(self._numbers[position]))
 
-    async def open_own(self, positions: Iterable[int], folders: Mapping[int, FolderState] | None = None) -> None:
-        """Open shards by their own tables, or by their states."""
+    async def open_own(self, positions: Iterable[int], folders: Mapping[int, FolderState] | None = None) -> bool:
+        """Open shards by their own tables, or by their states. Return whether they have the spec of the index."""
         for i in positions:
             self.own[i] = self._create(self._shard_name(i))
         states = {self._shard_name(i): state for i, state in (folders or {}).items()}
         await gather([dataset.open(Snapshot('', states) if states else None) for dataset in self.own.values()])
-        for dataset in self.own.values():
-            self._check_spec(dataset)
+        return all(self._difference(dataset) is None for dataset in self.own.values())
 
     async def open_like(self, expected: Identity) -> None:
         """Open the shards by their own tables that a reader found to be others than those in the index, or whose tables
         it told by versions, which the index does not have.
 
-        Those that it found to be copies of those in the index are read in the versions that it told.
+        Those that it found to be copies of those in the index are read in the versions that it told. Others must be
+        those that it told, if it had compared them.
         """
+        self._expected = expected
         files, others = expected.files, list[int]()
         if expected.host == Identity.of([self._directory.store], {}).host:
             for i in self._indexed_unchecked():
@@ -141,10 +144,12 @@ class IndexedShards(OpenedShards):
         rows = zip(told, digests.values(), states, strict=True)
         if any(one is None or (one.size, one.table) != (state.size, digest) for one, digest, state in rows):
             return
-        pins = [one.version for one in told if one is not None]
-        known = all(pin or not size for pin, size in zip(pins, self.index.bag_sizes(number), strict=True))
+        versions = [one.version for one in told if one is not None]
+        bags = self.index.bags_among(self.index.files(number))
+        known = all(version or not bag.size for version, bag in zip(versions, bags, strict=True))
+        pins = self.pins.get(position) or self.index.pins_of_bags(versions)
         # The versions of the index may be those of a shard that the reader had not compared.
-        if known and pins != [state.pin for state in states] and self.pins.get(position, pins) == pins:
+        if known and versions != [bag.version for bag in bags] and self.index.bags_among(pins) == versions:
             self._adopt(position, pins)
 
     def note_moved(self, moved: Mapping[int, Pins | None]) -> None:
@@ -164,9 +169,13 @@ class IndexedShards(OpenedShards):
         """Check that the shards which were opened by their own tables were not replaced meanwhile."""
         await gather([dataset.check_unchanged() for dataset in self.own.values()])
 
-    def _check_spec(self, dataset: Dataset) -> None:
+    def _difference(self, dataset: Dataset) -> str | None:
         expected = self.index.directory
-        dataset.columns.check_spec(expected.spec, expected.layout, f'the index of {self._name}')
+        return dataset.columns.difference(expected.spec, expected.layout, f'the index of {self._name}')
+
+    def _check_spec(self, dataset: Dataset) -> None:
+        if (difference := self._difference(dataset)) is not None:
+            raise ObjectChangedError(f'{dataset.name}: has {difference}: {_REMEDY}')
 
     # --- what was opened
 
@@ -184,17 +193,27 @@ class IndexedShards(OpenedShards):
         return values
 
     def _identities(self, position: int) -> dict[str, FileIdentity]:
+        pins, is_unchecked = self.pins.get(position), bool(self.unchecked[position])
+        if pins is None and not is_unchecked:
+            return self.index.file_identities(int(self._numbers[position]))
+        return self._identities_as(position, pins or [None] * len(self.index.file_names), is_unchecked)
+
+    def _identities_as(self, position: int, pins: Pins, is_unchecked: bool = False) -> dict[str, FileIdentity]:
+        """Return the identities of the bags of a shard in some versions; unless it is unchecked, with their digests."""
         number = int(self._numbers[position])
-        files = self.index.file_identities(number)
-        if not self.moved or (position not in self.pins and not self.unchecked[position]):
-            return files
-        unknown: Pins = [None] * len(files)
-        digests = dict.fromkeys(self.index.keys, '') if self.unchecked[position] else self.index.digests(number)
-        pins = self.pins.get(position, unknown)
+        files, bags = self.index.file_identities(number), self.index.bags_among(pins)
+        digests = dict.fromkeys(self.index.keys, '') if is_unchecked else self.index.digests(number)
         return {
             name: FileIdentity(file.size, pin, digest)
-            for (name, file), pin, digest in zip(files.items(), pins, digests.values(), strict=True)
+            for (name, file), pin, digest in zip(files.items(), bags, digests.values(), strict=True)
         }
+
+    def _check_expected(self, position: int, files: Mapping[str, FileIdentity]) -> None:
+        """Raise ``ObjectChangedError`` unless a shard has the files that were pickled."""
+        if self._expected is not None:
+            name = self._shard_name(position)
+            opened = Identity.of([self._directory.store], {f'{name}/{file}': told for file, told in files.items()})
+            self._expected.check(opened, self._name, partly=True)
 
     def states(self) -> dict[int, FolderState] | None:
         """Return the states of the shards that were opened by their own tables; None unless all are complete."""
@@ -264,32 +283,33 @@ class IndexedShards(OpenedShards):
 
     async def _is_indexed(self, position: int) -> bool:
         """Return whether an unchecked shard is the one in the index, or a copy of it, whose versions are read then."""
-        if not self.moved and await self._is_unchanged(position):
-            self.unchecked[position] = False
-            return True
-        return await self._is_moved(position)
-
-    async def _is_unchanged(self, position: int) -> bool:
-        return await is_shard_unchanged(self.index, self._directory, int(self._numbers[position]))
-
-    async def _is_moved(self, position: int) -> bool:
-        number, seen = int(self._numbers[position]), self.pins.get(position)
-        if (pins := await find_moved(self.index, self._directory, number, seen)) is None:
-            self.unchecked[position] = True
+        pins = await find_indexed(self.index, self._directory, int(self._numbers[position]), self.pins.get(position))
+        if pins is None:
             return False
+        if self._expected is not None:
+            self._check_expected(position, self._identities_as(position, pins))
         self._adopt(position, pins)
         return True
 
     def _adopt(self, position: int, pins: Pins) -> None:
-        """Read a shard that was moved in the versions that were found."""
-        dataset = self._made.get(position)
-        if dataset is not None and self.pins.get(position) == pins:
-            dataset.confirm()
-        else:
-            self._made.pop(position, None)
-        self._datasets = None  # a read that has them continues with the shards that it began with
-        self.pins[position], self.moved = pins, True
+        """Read a shard, which was compared, in the versions that were found."""
+        if pins != (before := self._pins(position)):
+            self.moved = True
+        if self.moved:
+            dataset = self._made.get(position)
+            if dataset is not None and pins == before:
+                dataset.confirm()
+            else:
+                self._made.pop(position, None)
+            self._datasets = None  # a read that has them continues with the shards that it began with
+            self.pins[position] = pins
         self.unchecked[position] = False
+
+    def _pins(self, position: int) -> Pins:
+        """Return the versions in which a shard is read."""
+        if (pins := self.pins.get(position)) is not None:
+            return pins
+        return [file.version for file in self.index.files(int(self._numbers[position]))]
 
     async def compared(self, position: int) -> Dataset:
         """Return a shard after it was compared with the index."""
@@ -302,7 +322,8 @@ class IndexedShards(OpenedShards):
 
         Return whether there were any, or whether they have other columns now than those that were read. Raise
         ``ObjectChangedError`` if such a shard has another number of datapoints, or was replaced since it was compared,
-        or if the index was replaced, too: other shards would be those of the former dataset.
+        or if the index was replaced, too, and it is not known which shard was opened: other shards would be those of
+        the former dataset.
         """
         if columns and columns != self.columns(positions):
             return True
@@ -316,10 +337,11 @@ class IndexedShards(OpenedShards):
         is_replaced = await self.index.is_replaced()
         if not stale and not is_replaced:
             return False
-        if stale and is_replaced:
+        unknown = [i for i in stale if i not in self.pins]
+        if unknown and is_replaced:
             raise ObjectChangedError(
                 f'{self._name}: was written anew since it was opened, or its index was: shard '
-                f'{self._shard_name(stale[0])} is not the one that was opened: open a new reader'
+                f'{self._shard_name(unknown[0])} is not the one that was opened: open a new reader'
             )
         await self._open_again(stale or indexed, are_checked=not stale)
         stale = stale or indexed
@@ -329,18 +351,10 @@ class IndexedShards(OpenedShards):
         return bool(stale)
 
     async def _is_replaced(self, position: int) -> bool:
-        was_unchecked = bool(self.unchecked[position])
-        if was_unchecked and not await self._is_indexed(position):
-            return True
-        if was_unchecked and position in self.pins:
-            return False
-        try:
-            await check_files([file for bag in self[position].columns.all_bags.values() for file in bag.files])
-        except GranularError as error:
-            if not isinstance(error, (ObjectChangedError, *self._directory.store.absent)):
-                raise
-            return not was_unchecked or not await self._is_moved(position)
-        return not was_unchecked and position not in self.pins and not await self._is_unchanged(position)
+        if self.unchecked[position]:
+            return not await self._is_indexed(position)
+        number, pins = int(self._numbers[position]), self._pins(position)
+        return not await has_versions(self.index, self._directory, number, pins)
 
     async def _open_again(self, positions: Sequence[int], are_checked: bool) -> None:
         """Open shards by their own tables in place of those in the index, unless another read has done so."""
@@ -362,10 +376,11 @@ class IndexedShards(OpenedShards):
                 f'datapoints, got {actual}: {_REMEDY}'
             )
         if is_checked:
-            before = self._identities(position)
-            # The limits were compared by the times of their files, as not every reader holds them.
-            if any(not before[name]._replace(table='').is_same(file) for name, file in dataset.files().items()):
+            pairs = zip(self._pins(position), dataset.opened_files(), strict=True)
+            if any(None not in (pin, now.version) and pin != now.version for pin, (_, now) in pairs):
                 raise ObjectChangedError(f'{dataset.name}: was replaced while it was being read: open a new reader')
+        await read_digests(dataset.bags_by_file(f'{self._shard_name(position)}/'), self._expected)
+        self._check_expected(position, dataset.files())
         return dataset
 
 

@@ -12,7 +12,8 @@ from granular.aio.runtime.threads import offload
 from granular.aio.stores.fanout import retry_if_corrupt
 from granular.errors import CorruptDatasetError
 from granular.formats.bit_packing import pack
-from granular.formats.dataset_index import ANY, RUNS, SAME
+from granular.formats.checksums import crc32c
+from granular.formats.dataset_index import ANY, RUNS, SAME, digest_of
 from granular.formats.layout import Spec, is_sequence, unpack_many_refs, unpack_refs
 
 Referenced = tuple[Ints, Ints]
@@ -44,7 +45,19 @@ class References:
             stop = min(start + _SPAN, refs.length)
             first, count = await _read_references(refs, spec, range(start, stop))
             firsts[:, start:stop], counts[:, start:stop] = first.T, count.T
-        indices = np.arange(refs.length, dtype=np.uint32)
+        return cls._of(firsts, counts, spec)
+
+    @classmethod
+    def unpack(cls, records: list[bytes], spec: Spec, name: str) -> 'References':
+        """Unpack all records of a ``refs.bag``."""
+        first, count = unpack_refs(records, spec, name)
+        _check(first, count, name)
+        return cls._of(first.T.astype(np.uint32), count.T.astype(np.uint32), spec)
+
+    @classmethod
+    def _of(cls, firsts: NDArray[np.uint32], counts: NDArray[np.uint32], spec: Spec) -> 'References':
+        """Make references of the first records and the numbers of records, both of shape (keys, datapoints)."""
+        indices = np.arange(firsts.shape[1], dtype=np.uint32)
         same = [not is_sequence(kind) and np.array_equal(firsts[i], indices) for i, kind in enumerate(spec.values())]
         return cls([None if omitted else (firsts[i].copy(), counts[i].copy()) for i, omitted in enumerate(same)])
 
@@ -66,6 +79,11 @@ class References:
                 kinds.append(ANY)
                 tables += [pack(_extended(firsts)), pack(_extended(counts))]
         return kinds, tables
+
+    def digest(self, spec: Spec) -> str:
+        """Return the digest that an index has of the references."""
+        kinds, tables = self.pack(spec)
+        return digest_of([*kinds, *(crc32c(page) for pages in tables for page in pages)])
 
     def at(self, indices: Ints) -> tuple[Ints, Ints]:
         """Return the first record and the number of records, both of shape (datapoints, keys)."""
@@ -110,10 +128,12 @@ async def _read_references(refs: Bag, spec: Spec, indices: range) -> tuple[Ints,
     async def read() -> tuple[Ints, Ints]:
         rows = Rows.of(refs, np.arange(indices.start, indices.stop))
         first, count = await offload(unpack_joined, rows, await read_joined(rows), spec)
-        if (first < 0).any() or (count < 0).any() or (first + count >> 32).any():
-            raise CorruptDatasetError(
-                f'{refs.name}: references of datapoints {indices.start} to {indices.stop} point to no records'
-            )
+        _check(first, count, f'{refs.name}: datapoints {indices.start} to {indices.stop}')
         return first, count
 
     return await retry_if_corrupt(refs.is_remote, read)
+
+
+def _check(firsts: Ints, counts: Ints, name: str) -> None:
+    if (firsts < 0).any() or (counts < 0).any() or (firsts + counts >> 32).any():
+        raise CorruptDatasetError(f'{name}: references point to no records')

@@ -242,29 +242,30 @@ class ShardOpener:
                 return False
         else:
             numbers, stale, moved = shared.numbers, None, {}
-        spec, layout = index.directory.spec, index.directory.layout
-        fields = self._options.fields(spec, layout, self._name)
         existing, numbers = len(numbers), self._without_empty(numbers)
         self.numbers = numbers
         chosen = np.array(self._choose(numbers), np.int64)
-        shards = IndexedShards(self._directory, index, chosen, fields, self._create)
-        self._shards = shards
+        self._shards = shards = IndexedShards(self._directory, index, chosen, self._create)
         has_extras = bool(set(self._options.cache_keys) - {'refs'}) or self._options.verify
         if shared is None:
             if stale is not None:
                 shards.note_moved(moved)
-            if has_extras or stale is None:
-                described = np.flatnonzero((chosen < len(index)) & ~np.isin(chosen, stale if stale is not None else []))
-                found = chosen[await shards.find_replaced(described.tolist() if has_extras else [])]
-                stale = found if stale is None else np.union1d(stale, found)
-            own = np.flatnonzero((chosen >= len(index)) | np.isin(chosen, stale)).tolist()
+            stale = np.zeros(0, np.int64) if stale is None else stale
+            described = np.flatnonzero((chosen < len(index)) & ~np.isin(chosen, stale)).tolist()
+            # One of them tells whether the dataset is a copy, or has another spec.
+            found = chosen[await shards.find_replaced(described if has_extras else described[:1])]
+            stale = np.union1d(stale, found)
+            if not await shards.open_own(np.flatnonzero((chosen >= len(index)) | np.isin(chosen, stale)).tolist()):
+                shards.close()
+                shards.warn('its shards have another spec')
+                return False
             if len(stale) or existing != len(index):
                 shards.warn(f'{len(stale)} of its {len(index)} shards were replaced, and there are {existing} now')
-            await shards.open_own(own)
         else:
             shards.unchecked[:], shards.moved = shared.unchecked, shared.moved
             shards.pins.update(shared.pins)
             await shards.open_own(shared.states, shared.states)
+        shards.fields = self._options.fields(index.directory.spec, index.directory.layout, self._name)
         if has_extras:
             await shards.read_extras()
         return True

@@ -230,7 +230,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
             items = [] if page is None else [item async for item in page]
             blobs = [_blob_of(item) for item in items if hasattr(item, 'etag')]
             found = Page(
-                [Entry(blob.name, blob.is_dir, 0 if blob.is_dir else blob.size, blob.modified) for blob in blobs],
+                [_entry_of(blob) for blob in blobs],
                 [item.name for item in items if not hasattr(item, 'etag')],
                 pages.continuation_token or '',
             )
@@ -317,6 +317,11 @@ def _condition(version: str | None) -> dict[str, Any]:
     return {'etag': version, 'match_condition': MatchConditions.IfNotModified}
 
 
+def _entry_of(blob: Blob) -> Entry:
+    size, version = (0, None) if blob.is_dir else (blob.size, blob.etag)
+    return Entry(blob.name, blob.is_dir, size, blob.modified, version)
+
+
 def _blob_of(properties: Any) -> Blob:
     metadata = dict(properties.metadata or {})
     marked = any(metadata.get(name, metadata.get(name.capitalize())) == 'true' for name in _FOLDER_MARKS)
@@ -325,6 +330,6 @@ def _blob_of(properties: Any) -> Blob:
         properties.name,
         properties.size,
         None if modified is None else modified.timestamp(),
-        properties.etag,
+        '"{}"'.format((properties.etag or '').strip('"')),  # listings leave out the quotes
         marked or properties.name.endswith('/'),
     )
