@@ -206,6 +206,148 @@ def test_a_copy_beside_a_writer_of_another_layout_is_whole_or_fails(moto, layout
             assert list(reader) == points('c', False)
 
 
+def through(path, proxy, server):
+    return granular.Path(f'{path}', **{**server.options, 'endpoint_url': proxy.endpoint})
+
+
+def opened(path, name, layout):
+    """Return a writer that has got all of its datapoints."""
+    writer = granular.DatasetWriter(path, SPEC, layout=layout)
+    for point in points(name, False):
+        writer.append(point)
+    return writer
+
+
+def written(path, name, layout):
+    opened(path, name, layout).close()
+    return path
+
+
+@contextlib.contextmanager
+def held(proxy, call):
+    """Run the block while a call is held at its request; yields a list that has its error afterwards, if it fails."""
+    failures = []
+
+    def run():
+        try:
+            call()
+        except GranularError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while thread.is_alive() and not proxy.reached.wait(0.05):
+        pass
+    assert proxy.reached.is_set(), failures
+    try:
+        yield failures
+    finally:
+        proxy.release()
+        thread.join(60)
+
+
+def is_whole(folder, source):
+    """Return whether a folder has the files of a dataset, and reads like it."""
+    names = [sorted(path.name for path in place.iterdir()) for place in (folder, source)]
+    with granular.DatasetReader(folder) as reader, granular.DatasetReader(source) as original:
+        return names[0] == names[1] and list(reader) == list(original)
+
+
+@pytest.mark.parametrize(
+    ('layouts', 'pattern'),
+    [
+        (('refs', 'columns'), r'PUT \S*/refs\.crc'),
+        (('refs', 'columns'), r'PUT \S*/n\.bag'),
+        (('columns', 'refs'), r'PUT \S*/x\.idx'),
+        (('columns', 'refs'), r'PUT \S*/n\.crc'),
+        (('columns', 'refs'), r'PUT \S*/n\.idx'),
+        (('columns', 'refs'), r'PUT \S*/spec\.json'),
+    ],
+)
+def test_files_of_a_slow_writer_never_stay_beside_a_copy_of_another_layout(moto, layouts, pattern):
+    source, folder = written(moto.place(), 'c', layouts[1]), moto.place()
+    with HoldingProxy(moto.endpoint, pattern.encode()) as proxy:
+        with held(proxy, opened(through(folder, proxy, moto), 'w', layouts[0]).close) as failures:
+            try:
+                source.copy(folder)
+                is_copied = True
+            except GranularError:
+                is_copied = False
+        assert failures or not is_copied
+    assert (folder / 'spec.json').exists() == (is_copied or not failures)
+    if is_copied:
+        assert is_whole(folder, source)
+
+
+def test_a_writer_fails_if_files_of_a_slow_one_of_another_layout_are_beside_its_own(moto):
+    folder = moto.place()
+    writer = opened(folder, 'c', 'columns')
+    with HoldingProxy(moto.endpoint, rb'^PUT \S*/refs\.crc') as proxy:
+        with held(proxy, opened(through(folder, proxy, moto), 'w', 'refs').close) as failures:
+            with pytest.raises(GranularError, match='another writer'):
+                writer.close()
+            assert not (folder / 'spec.json').exists()
+        assert bool(failures) != (folder / 'spec.json').exists()
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_a_writer_that_fails_takes_no_files_from_a_copy_that_succeeds_meanwhile(moto, layout):
+    """The copy finds that they equal its own."""
+    source, folder = written(moto.place(), 'w', layout), moto.place()
+    with HoldingProxy(moto.endpoint, rb'^DELETE \S*/x\.bag') as proxy:
+        proxy.plan = lambda call: 'status 403' if call.method == 'PUT' and call.path.endswith('n.bag') else ''
+        with held(proxy, opened(through(folder, proxy, moto), 'w', layout).close) as failures:
+            try:
+                source.copy(folder)
+                is_copied = True
+            except GranularError:
+                is_copied = False
+        assert failures
+    assert (folder / 'spec.json').exists() == is_copied
+    if is_copied:
+        assert is_whole(folder, source)
+    source.copy(folder)
+    assert is_whole(folder, source)
+
+
+def test_a_writer_removes_only_its_own_generation_of_a_spec_that_a_copy_may_have_replaced(fakegcs):
+    """The test server deletes an object whatever the condition."""
+    folder, conditions = fakegcs.place(), []
+    source = written(folder.with_name('source'), 'c', 'refs')
+
+    def note(call):
+        if call.method == 'DELETE' and call.path.endswith('/spec.json'):
+            conditions.append(call.query.get('ifGenerationMatch'))
+        return ''
+
+    with (
+        FaultProxy(fakegcs.endpoint, note) as writing,
+        HoldingProxy(fakegcs.endpoint, rb'^GET \S*delimiter') as copying,
+    ):
+        writer = opened(through(folder, writing, fakegcs), 'w', 'refs')
+        copy = functools.partial(through(source, copying, fakegcs).copy, through(folder, copying, fakegcs))
+        with held(copying, copy) as failures, pytest.raises(GranularError, match='another writer'):
+            writer.close()
+        assert not failures
+    assert len(conditions) == 1
+    assert all(conditions)
+    assert is_whole(folder, source)
+
+
+def test_a_copy_that_replaces_files_of_a_writer_does_not_make_the_server_one_that_ignores_conditions(moto, caplog):
+    source, folder, other = written(moto.place(), 'c', 'refs'), moto.place(), moto.place()
+    with HoldingProxy(moto.endpoint, rb'^HEAD \S*/x\.crc') as proxy:
+        with held(proxy, opened(through(folder, proxy, moto), 'w', 'refs').close) as failures:
+            source.copy(folder)
+        assert failures
+        proxy.plan = lambda call: 'status 403' if call.method == 'PUT' and call.path.endswith('x.bag') else ''
+        with pytest.raises(GranularError):
+            written(through(other, proxy, moto), 'w', 'refs')
+    assert is_whole(folder, source)
+    assert not other.exists()
+    assert 'ignores the condition' not in caplog.text
+
+
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
 def test_a_conversion_removes_no_bags_that_a_writer_finishes_meanwhile(moto, layout):
     """What it finds beside the record of a killed run may be of a writer that has not published its spec yet."""

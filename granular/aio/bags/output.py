@@ -375,15 +375,14 @@ class BagOutput(AsyncResource):
         With ``sole``, no other writer can have created the files whose publishing failed.
         """
         uncertain = self._uncertain.items() if sole or self.is_winner else ()
-        for path, published in [*uncertain, *reversed(self._published.items())]:
-            stat = await path.store.find(path.key)
-            if stat is None or published.version not in (None, stat.version):
-                continue
-            if published.writer is None:
-                await path.store.delete([path.key])
-            else:
-                await withdraw(path, published.writer)
+        for file in [*uncertain, *reversed(self._published.items())]:
+            await _remove(*file)
         self._published.clear()
+
+    async def remove_table(self) -> None:
+        """Remove the table that this writer published, unless replaced since."""
+        if published := (self._published | self._uncertain).get(self._index_path):
+            await _remove(self._index_path, published)
 
     async def remove_opened(self) -> None:
         """Remove the files that were appended to, unless others have replaced them."""
@@ -437,6 +436,17 @@ class _Published:
     size: int
     version: str | None  # if known: that of its writer, or the one that was verified
     writer: ObjectWriter | None  # None of a copy
+
+
+async def _remove(path: Path, published: _Published) -> None:
+    """Remove a published file, unless it was replaced since."""
+    stat = await path.store.find(path.key)
+    if stat is None or published.version not in (None, stat.version):
+        return
+    if published.writer is None:
+        await path.store.delete([path.key])
+    else:
+        await withdraw(path, published.writer)
 
 
 async def withdraw(path: Path, writer: ObjectWriter) -> bool:

@@ -4,13 +4,13 @@ On a disk, locks keep them apart. In a bucket, each writer publishes a ``spec.js
 of two, at least one sees the other, and withdraws.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from granular.aio.datasets.shards import filled, shards_of
 from granular.aio.paths.claims import is_claim
 from granular.aio.paths.path import Path
 from granular.aio.stores import Entry
-from granular.formats.layout import shard_number
+from granular.formats.layout import SUFFIXES, shard_number
 
 
 def folder_of_shards(folder: Path) -> Path | None:
@@ -26,10 +26,14 @@ async def find_dataset_above(folder: Path) -> str:
     return f'{above} is a dataset without shards, which readers would read in place of its shards'
 
 
-async def find_rival(folder: Path, entries: Sequence[Entry]) -> str:
-    """Return which other writer a folder with these entries has, for an error message; '' if it has none."""
+async def find_rival(folder: Path, entries: Sequence[Entry], own: Collection[str]) -> str:
+    """Return which other writer a folder with these entries has, beside the writer of its own files, for an error
+    message; '' if it has none.
+    """
     if claim := next((entry.name for entry in entries if is_claim(entry.name)), ''):
         return f'another writer is writing it, or was killed: if it is not running, remove {claim}'
+    if others := sorted(entry.name for entry in entries if entry.name.endswith(SUFFIXES) and entry.name not in own):
+        return f'another writer has put {others[0]} beside them'
     if shards := await filled(folder, shards_of(entries)):
         return f'another writer has begun {len(shards)} of its shards'
     return await find_dataset_above(folder)

@@ -17,7 +17,7 @@ from granular.aio.paths.claims import is_claim
 from granular.aio.paths.guard import FolderGuard, Right
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.paths.removal import explain, find_removal
+from granular.aio.paths.removal import explain, find_removal, marked
 from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.tasks import finish_within, gather, settle
 from granular.aio.runtime.threads import offload
@@ -342,7 +342,7 @@ class DatasetWriter(DatapointWriter):
             )
         if published is not None:
             spec = parse_spec(published, f'{path}')
-            await self._remove_unneeded(spec)
+            await self._remove_unneeded()
             raise AlreadyExistsError(f'{path}: another writer published it first, with spec {spec}') from failure
         if failure is not None and self._lock is not None:
             self._standing = False
@@ -354,7 +354,8 @@ class DatasetWriter(DatapointWriter):
         names = [file.name for bag in self._writers for file in bag.published]
         try:
             entries = [entry async for entry in path.store.scan(self.directory.key)]
-            rival = await find_rival(self.directory, entries)
+            # A disk's columns are not published, but appended to.
+            rival = await find_rival(self.directory, entries, names or self._names)
             reason = rival or await find_removal(self.directory, names, entries)
         except GranularError as error:
             raise unpublished(path, error, f'looking for other writers failed: {error}') from error
@@ -381,17 +382,38 @@ class DatasetWriter(DatapointWriter):
             self._release()
 
     async def _remove_published(self) -> None:
+        if self.directory.store.local or not any(bag.published for bag in self._writers):
+            await self._remove_all()
+        elif not await self._remove_unneeded():
+            async with marked(self.directory, by_writer=True):  # a copy that ends from now on sees it
+                if not await self._remove_unneeded():
+                    await self._remove_all()
+
+    async def _remove_unneeded(self) -> bool:
+        """If the folder has the dataset of another writer, or its claim, remove only the published files that the
+        dataset has no use for, and return True. A copy may have found that the others equal its own, and replaces those
+        that do not.
+        """
+        store, spec = self.directory.store, self._spec
+        try:
+            names = [entry.name async for entry in store.scan(self.directory.key)]
+        except NotFoundError:
+            return False
+        if 'spec.json' in names:
+            path = self.directory / 'spec.json'
+            spec = parse_spec(await path.read_bytes(), f'{path}')
+        elif not any(map(is_claim, names)):
+            return False
+        unneeded = [bag.remove_published(sole=False) for key, bag in self._bags.items() if key not in spec]
+        if self._refs is None and 'refs.bag' in names:
+            unneeded += [bag.remove_table() for bag in self._bags.values()]
+        if self._refs is not None and any(name.endswith('.idx') for name in names):
+            unneeded.append(self._refs.remove_published(sole=False))
+        await settle(unneeded)
+        return True
+
+    async def _remove_all(self) -> None:
         store = self.directory.store
-        if not store.local and any(bag.published for bag in self._writers):
-            with contextlib.suppress(NotFoundError):
-                names = [entry.name async for entry in store.scan(self.directory.key)]
-                if 'spec.json' in names:
-                    path = self.directory / 'spec.json'
-                    await self._remove_unneeded(parse_spec(await path.read_bytes(), f'{path}'))
-                    return
-                if any(map(is_claim, names)):
-                    await self._remove_unneeded(self._spec)
-                    return
         *rest, first = self._writers
         sole = self._lock is not None or first.is_winner
         await settle([writer.remove_published(sole) for writer in rest])
@@ -399,16 +421,6 @@ class DatasetWriter(DatapointWriter):
         await settle([writer.remove_opened() for writer in self._writers])
         if store.has_folders and self._owns_folder:
             await self._remove_empty()
-
-    async def _remove_unneeded(self, spec: Mapping[str, str]) -> None:
-        """Remove the published files that the dataset of another writer has no use for. A copy may have found that the
-        others equal its own, and replaces those that do not.
-        """
-        unneeded = [bag for key, bag in self._bags.items() if key not in spec]
-        if self._refs is not None:
-            entries = self.directory.store.scan(self.directory.key)
-            unneeded += [self._refs] * any([entry.name.endswith('.idx') async for entry in entries])  # it has columns
-        await settle([bag.remove_published(sole=False) for bag in unneeded])
 
     async def _remove_own_folder(self) -> None:
         """Remove the folder that this writer may have created, if it is empty, unless another writer has locked it."""

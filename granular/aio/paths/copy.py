@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 from granular._support.text import logger
@@ -27,7 +27,6 @@ from granular.errors import (
     ObjectChangedError,
     StoreError,
 )
-from granular.formats.checksums import SUFFIX
 from granular.formats.dataset_index import NAME as INDEX
 from granular.formats.layout import SUFFIXES, shard_number
 
@@ -123,12 +122,13 @@ class FolderCopy:
                 missing = sorted(name for name in keys - present if name.startswith(head))
                 if not await guard.check_owner() or any([await store.find(name) is None for name in missing]):
                     raise ObjectChangedError(f'{store.url(key)}: another writer has removed files while it was copied')
-                folders = {name.rpartition('/')[0] for name in keys if name.startswith(head)}
-                if rest := {f'{folder}/refs.bag' for folder in folders} & present - keys:
+                if rest := _read_along({name for name in keys if name.startswith(head)}) & present - keys:
                     raise self._mixing_error(relative_name(self._target, min(rest)))
 
     async def _check_removal(self) -> None:
-        """Withdraw a dataset in a bucket if `granular clean`, which may not have seen its spec, removes files of it."""
+        """Withdraw a dataset in a bucket if a writer that failed, or `granular clean`, may not have seen its spec, and
+        removes files of it, or if another writer has put files beside it.
+        """
         store = self._target.store
         for key in () if store.local else self._guards:
             present: dict[str, list[Entry]] = {}
@@ -139,7 +139,11 @@ class FolderCopy:
                 if (spec := self.target_of(entry)).is_relative_to(dataset):
                     names = [other.name for other in self._listed[self._folder_of(entry).key].values()]
                     folder = spec.parent
-                    if reason := await find_removal(folder, names, present.get(folder.key, [])):
+                    entries = present.get(folder.key, [])
+                    reason = await find_removal(folder, names, entries, by_writers=True)
+                    if rest := _read_along(names) & {other.name for other in entries} - {*names}:
+                        reason = reason or f'another writer has put {min(rest)} beside it'
+                    if reason:
                         await store.delete([spec.key])
                         raise ObjectChangedError(f'{folder}: {reason}: copy it again', path=f'{folder}')
 
@@ -260,8 +264,7 @@ class FolderCopy:
         folder = name.rpartition('/')[0]
         spec = f'{folder}/spec.json'.lstrip('/')
         async with self._lock:
-            if name.endswith(SUFFIXES):
-                await self._compare_layouts(folder, f'{name.rpartition(".")[0]}{SUFFIX}')
+            await self._compare_layouts(name)
             if spec == name:
                 return
             if not self._target_sizes.keys().isdisjoint((spec, name)):  # without a spec, it is of a copy that failed
@@ -270,9 +273,9 @@ class FolderCopy:
                 del self._target_sizes[spec]
                 await self._target.store.delete([_join(self._target, spec).key])
 
-    async def _compare_layouts(self, folder: str, checksums: str) -> None:
+    async def _compare_layouts(self, name: str) -> None:
         """Before a file of a dataset is replaced, check that no file of another layout would remain beside it."""
-        for other in {f'{folder}/refs.bag'.lstrip('/'), checksums} & self._target_sizes.keys():
+        for other in _read_along([name]) & self._target_sizes.keys():
             if not await self._has(other):
                 raise self._mixing_error(other)
 
@@ -329,6 +332,13 @@ class FolderCopy:
             real = await offload(os.path.realpath, folder.key)
             raise InvalidArgumentError(f'{folder}: is {real}, which lies outside of {self._target}')
         self._created.add(folder.key)
+
+
+def _read_along(names: Iterable[str]) -> set[str]:
+    """Return the names of the files that are read along with files of bags, if they exist."""
+    bags = {name.rpartition('.')[0] for name in names if name.endswith(SUFFIXES)}
+    references = {f'{bag.rpartition("/")[0]}/refs.bag'.lstrip('/') for bag in bags}
+    return {bag + suffix for bag in bags for suffix in SUFFIXES} | references
 
 
 def _is_of_dataset(name: str) -> bool:

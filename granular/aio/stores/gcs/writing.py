@@ -97,6 +97,12 @@ class GCSWriter(PartWriter):
     async def finish(self) -> None:
         """Do nothing: the last part has finished the upload."""
 
+    async def withdraw(self) -> bool | None:
+        if self.version is None:
+            return await super().withdraw()
+        await self._client.delete(self._key, self.version)  # unless a copy has replaced it since
+        return True
+
     async def discard(self) -> None:
         # An upload that is not cancelled expires after a week, without creating its object.
         nothing = b'', {'Content-Length': '0'}

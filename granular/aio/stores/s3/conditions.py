@@ -36,24 +36,12 @@ async def creates_once(client: S3Client, key: str) -> bool:
             folder = key[: key.rfind('/') + 1]
             _honour[endpoint] = await _refuses_to_replace(client, f'{folder}.granular-conditions.{uuid.uuid4().hex}')
             if not _honour[endpoint]:
-                _warn(endpoint)
+                logger.warning(
+                    '%s: ignores the condition that an object is new (If-None-Match): concurrent writers of one path '
+                    'are not kept apart, and a writer that fails leaves what it has published',
+                    endpoint,
+                )
     return _honour[endpoint]
-
-
-def note_replaced(client: S3Client) -> None:
-    """Note that the server has replaced an object although it was to be new."""
-    endpoint = client.endpoint or 's3'
-    if _honour.get(endpoint, True):
-        _honour[endpoint] = False
-        _warn(endpoint)
-
-
-def _warn(endpoint: str) -> None:
-    logger.warning(
-        '%s: ignores the condition that an object is new (If-None-Match): concurrent writers of one path are not kept '
-        'apart, and a writer that fails leaves what it has published',
-        endpoint,
-    )
 
 
 async def _refuses_to_replace(client: S3Client, key: str) -> bool:

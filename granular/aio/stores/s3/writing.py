@@ -1,5 +1,6 @@
 """Writers of S3 objects, which verify what they have published."""
 
+import contextlib
 import functools
 import hashlib
 import time
@@ -15,7 +16,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.stores.multipart import PartWriter, encode_crc, extend_crc
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.client import S3Client
-from granular.aio.stores.s3.conditions import NEW, creates_once, note_replaced
+from granular.aio.stores.s3.conditions import NEW, creates_once
 from granular.aio.stores.s3.documents import complete_body
 from granular.aio.stores.s3.replies import WRITER, ObjectMetadata, Part
 from granular.aio.stores.s3.uploads import abort
@@ -260,8 +261,9 @@ class S3Writer(PartWriter):
             await self._verify(metadata)
             return
         if self._new:
-            note_replaced(self._client)
             self._unwanted = False
+            with contextlib.suppress(GranularError):
+                await creates_once(self._client, self._key)  # warns if not: a copy replaces objects with any server
             raise AlreadyExistsError(f'{self._name}: another writer has replaced it in the meantime')
         # The last writer wins. An object that is older than the reply shows that the store has lost this one.
         younger = metadata.modified is None or metadata.modified > confirmation.time - _CLOCK_SKEW
