@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-import granular
 from benchmarks.bars import Result, ratio
 from benchmarks.data import Data
 from benchmarks.nginx import Server
 from benchmarks.remote import in_turns, ours, rival, table
 from benchmarks.rivals.timing import rate
+from granular.grain.experimental import ParquetIterDataset
 
 ROWS, GROUP = 1_000_000, 20_000
 
@@ -51,5 +51,5 @@ def _written(data: Data) -> pathlib.Path:
 
 def rows(job: Mapping[str, Any]) -> dict[str, float]:
     """Measure the rows per second, in its own process."""
-    with iter(granular.ParquetIterDataset(job['path'])) as items:
+    with iter(ParquetIterDataset(job['path'])) as items:
         return {'rate': rate(items, job['count'], 1, job['warm'])}

@@ -12,6 +12,7 @@ import numpy as np
 
 import granular
 from benchmarks.clients import crop, open_reader, sizes
+from granular.grain import MultiprocessingOptions
 
 Job = Mapping[str, Any]
 BATCH = 64
@@ -32,7 +33,7 @@ class Crop(granular.grain.transforms.Map):
 def iterator(job: Job) -> Iterator[Any]:
     """Return an endless iterator over batches of 64 records of 50 kB, cut from ranges of 100 kB."""
     reader = open_reader(job)
-    mp, options = job.get('mp', False), granular.MultiprocessingOptions(1, start_method='spawn')
+    mp, options = job.get('mp', False), MultiprocessingOptions(1, start_method='spawn')
     dataset = granular.MapDataset.source(reader).shuffle(seed=1).repeat().map(Crop())
     match job['consumer']:
         case 'Loader':

@@ -11,6 +11,7 @@ from digits import bucket, prepare
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import granular
+from granular.grain.sharding import ShardByJaxProcess
 from granular.integrations.jax import Batches
 
 SHAPES = {'first': (3, 3, 1, 16), 'second': (3, 3, 16, 32), 'last': (512, 10)}
@@ -56,7 +57,7 @@ def main() -> None:
     args = parser.parse_args()
     mesh = Mesh(jax.devices(), ('data',))
     sharding = NamedSharding(mesh, PartitionSpec('data'))
-    shard = granular.ShardByJaxProcess()
+    shard = ShardByJaxProcess()
     params = jax.device_put(init(0), NamedSharding(mesh, PartitionSpec()))
     momentum = jax.tree.map(jax.numpy.zeros_like, params)
     with bucket(args.url) as path, granular.DatasetReader(path / 'train', granular.decoders) as reader:

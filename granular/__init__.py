@@ -25,22 +25,11 @@ if TYPE_CHECKING:
     from granular import shuffle as shuffle
     from granular import sources as sources
     from granular import testing as testing
-    from granular.aio.caches.memory_source import InMemoryDataSource as InMemoryDataSource
-    from granular.aio.conversion.convert import Conversion as Conversion
-    from granular.aio.conversion.local_copy import LocalCopy as LocalCopy
-    from granular.aio.conversion.rewrite import Rewriting as Rewriting
-    from granular.aio.datasources.parquet.stream import ParquetIterDataset as ParquetIterDataset
-    from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset as TFRecordIterDataset
-    from granular.aio.pipeline.blocking_iterator import DatasetIterator as DatasetIterator
     from granular.aio.pipeline.data_source import DataSource as DataSource
     from granular.aio.pipeline.iter_dataset import IterDataset as IterDataset
-    from granular.aio.pipeline.shards import NoSharding as NoSharding
-    from granular.aio.pipeline.shards import ShardByJaxProcess as ShardByJaxProcess
     from granular.aio.pipeline.shards import ShardByTorchRank as ShardByTorchRank
     from granular.aio.pipeline.shards import ShardOptions as ShardOptions
     from granular.aio.pipeline.state_description import describe_state as describe_state
-    from granular.aio.pipeline.transforms import DatasetOptions as DatasetOptions
-    from granular.aio.pipeline.transforms import MultiprocessingOptions as MultiprocessingOptions
     from granular.aio.pipeline.transforms import ReadOptions as ReadOptions
     from granular.config import IOConfig as IOConfig
     from granular.errors import GranularError as GranularError
@@ -81,18 +70,11 @@ else:
         __name__,
         {
             'granular': 'aio changes errors filters formats grain kappadata metrics shuffle sources testing',
-            'granular.aio.caches.memory_source': 'InMemoryDataSource',
-            'granular.aio.conversion.convert': 'Conversion',
-            'granular.aio.datasources.parquet.stream': 'ParquetIterDataset',
-            'granular.aio.datasources.tfrecord.stream': 'TFRecordIterDataset',
-            'granular.aio.pipeline.blocking_iterator': 'DatasetIterator',
             'granular.aio.pipeline.data_source': 'DataSource',
             'granular.aio.pipeline.iter_dataset': 'IterDataset',
-            'granular.aio.pipeline.shards': 'NoSharding ShardByJaxProcess ShardByTorchRank ShardOptions',
+            'granular.aio.pipeline.shards': 'ShardByTorchRank ShardOptions',
             'granular.aio.pipeline.state_description': 'describe_state',
-            'granular.aio.pipeline.transforms': 'DatasetOptions MultiprocessingOptions ReadOptions',
-            'granular.aio.conversion.local_copy': 'LocalCopy',
-            'granular.aio.conversion.rewrite': 'Rewriting',
+            'granular.aio.pipeline.transforms': 'ReadOptions',
             'granular.config': 'IOConfig',
             'granular.errors': 'GranularError',
             'granular.formats.codecs': 'decoders encoders',

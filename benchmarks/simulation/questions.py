@@ -62,8 +62,14 @@ def crowd(folder: pathlib.Path, scale: float) -> Answer:
         count = max(min(hosts, 4), int(hosts * scale))
         run = Run(dataset(folder), count, Model(rate=share * count), Program('data'))
         run.run(seconds)
-        total = run.share(0, seconds)['wasted requests']
-        figures = {**run.share(seconds // 2, seconds), 'steady after s': steady(run), 'wasted from the start': total}
+        first = np.quantile([waits[0] for waits in run.waits], [0.5, 0.9])
+        figures = {
+            **run.share(seconds // 2, seconds),
+            'steady after s': steady(run),
+            'wasted in the first 10 s': run.share(0, 10)['wasted requests'],
+            'first batch after s, median': first[0],
+            'first batch after s, nine of ten': first[1],
+        }
         name = f'{hosts:,} hosts' if count == hosts else f'{hosts:,} hosts ({count} at {share * count:,.0f}/s)'
         answer.figures[name] = figures
         answer.lines[f'{hosts:,} hosts, answered'] = [done / count / share for done in run.line('done')]

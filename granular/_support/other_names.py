@@ -35,9 +35,15 @@ _STORE_OPTIONS: Final = {
     'tls_verify': ('verify', 'ssl_verify', 'allow_invalid_certificates'),
 }  # fmt: skip
 
+_OF_GRAIN: Final = {
+    **dict.fromkeys(('ParquetIterDataset', 'TFRecordIterDataset'), 'it is in granular.grain.experimental'),
+    'InMemoryDataSource': 'it is granular.grain.sources.SharedMemoryDataSource',
+}
+
 # Names of other packages, or other modules of this one, by the package that is asked for them.
 _MODULE_NAMES: Final = {
     'granular': {
+        **_OF_GRAIN,
         'DataLoader': 'granular.Loader loads batches of a source; granular.grain has the DataLoader of Grain',
         **dict.fromkeys(('load_dataset', 'load_from_disk', 'load'), 'granular.open(path) opens a dataset'),
         **dict.fromkeys(
@@ -47,8 +53,17 @@ _MODULE_NAMES: Final = {
         'MDSWriter': 'granular.DatasetWriter writes a dataset',
         'ShardWriter': 'granular.ShardedDatasetWriter writes shards',
         **dict.fromkeys(('KDDataset', 'KDWrapper', 'ModeWrapper'), 'it is a name of granular.kappadata'),
-        **dict.fromkeys(('samplers', 'transforms', 'DataLoaderIterator', 'RecordMetadata'), 'it is in granular.grain'),
+        **dict.fromkeys(
+            (
+                'samplers', 'transforms', 'DataLoaderIterator', 'DatasetIterator', 'MultiprocessingOptions',
+                'RecordMetadata',
+            ),
+            'it is in granular.grain',
+        ),
+        **dict.fromkeys(('NoSharding', 'ShardByJaxProcess'), 'it is in granular.grain.sharding'),
+        'DatasetOptions': 'it is in granular.grain.experimental',
     },
+    'granular.aio': _OF_GRAIN,
     'granular.grain': dict.fromkeys(
         ('SharedMemoryArray', 'SharedMemoryArrayMetadata'),
         'mp_prefetch(8) passes arrays of worker processes in shared memory without it',

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from granular.aio import sources as sources
     from granular.aio.bags.reader import BagReader as BagReader
     from granular.aio.bags.writer import BagWriter as BagWriter
-    from granular.aio.caches.memory_source import InMemoryDataSource as InMemoryDataSource
     from granular.aio.caches.redis_cache import RedisCache as RedisCache
     from granular.aio.caches.shared_cache import SharedMemoryCache as SharedMemoryCache
     from granular.aio.conversion.convert import convert as convert
@@ -33,9 +32,7 @@ if TYPE_CHECKING:
     from granular.aio.datasources.lerobot import LeRobotDataSource as LeRobotDataSource
     from granular.aio.datasources.megatron.source import MegatronDataSource as MegatronDataSource
     from granular.aio.datasources.parquet.source import ParquetDataSource as ParquetDataSource
-    from granular.aio.datasources.parquet.stream import ParquetIterDataset as ParquetIterDataset
     from granular.aio.datasources.tfrecord.source import TFRecordDataSource as TFRecordDataSource
-    from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset as TFRecordIterDataset
     from granular.aio.datasources.webdataset.source import WebDatasetDataSource as WebDatasetDataSource
     from granular.aio.datasources.windows import Windows as Windows
     from granular.aio.paths.path import Path as Path
@@ -55,7 +52,6 @@ else:
             'granular.aio': 'kappadata sources',
             'granular.aio.bags.reader': 'BagReader',
             'granular.aio.bags.writer': 'BagWriter',
-            'granular.aio.caches.memory_source': 'InMemoryDataSource',
             'granular.aio.caches.redis_cache': 'RedisCache',
             'granular.aio.caches.shared_cache': 'SharedMemoryCache',
             'granular.aio.conversion.convert': 'convert',
@@ -72,9 +68,7 @@ else:
             'granular.aio.datasources.lerobot': 'LeRobotDataSource',
             'granular.aio.datasources.megatron.source': 'MegatronDataSource',
             'granular.aio.datasources.parquet.source': 'ParquetDataSource',
-            'granular.aio.datasources.parquet.stream': 'ParquetIterDataset',
             'granular.aio.datasources.tfrecord.source': 'TFRecordDataSource',
-            'granular.aio.datasources.tfrecord.stream': 'TFRecordIterDataset',
             'granular.aio.datasources.windows': 'Windows',
             'granular.aio.datasources.webdataset.source': 'WebDatasetDataSource',
             'granular.aio.pipeline.loader.checkpoints': 'load_state save_state',

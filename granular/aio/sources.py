@@ -17,10 +17,10 @@ from granular.aio.pipeline.nodes.combinations import SourceChoice
 from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.indices import Shuffle, Wrapped
 from granular.aio.pipeline.nodes.source import Node, Source, length_of, steps_of
+from granular.aio.pipeline.orders import Order, Permutation, Sequential
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_checked, name_of, refuse_deferred
 from granular.errors import InvalidArgumentError
-from granular.shuffle import Order, Permutation, Sequential
 
 __all__ = ['Epochs', 'Interleave', 'Mix', 'Sample', 'Source', 'Transform', 'Truncate', 'convert']
 

@@ -25,7 +25,7 @@ from granular.cli.describe import describe, describe_sizes, open_any, printable,
 from granular.cli.options import Address, Json, OpenPath, pairs, with_store_options
 from granular.cli.others import Commands
 from granular.errors import InvalidArgumentError, NotFoundError, UnknownKeyError, UnknownTypeError
-from granular.sync.iteration import Iteration, Listing
+from granular.sync.iteration import Iteration, listing
 from granular.view.sources import as_record
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def ls(
     """List a folder, page by page."""
     root = open_path(url)
     found = []
-    for entry in Iteration[Entry](Listing(lambda: root.store.scan(root.key))):  # with sizes, which a path would request
+    for entry in Iteration[Entry](listing(lambda: root.store.scan(root.key))):  # with sizes, which a path would request
         if as_json:
             url = str(granular.Path.of(root.store, entry.key))
             found.append({'name': entry.name, 'url': url, 'size': entry.size, 'is_dir': entry.is_dir})
@@ -408,7 +408,7 @@ def _total(path: granular.Path) -> int | None:
         return None
     if not stat.is_dir:
         return stat.size
-    return sum(entry.size for entry in Iteration[Entry](Listing(lambda: path.store.scan_tree(path.key))))
+    return sum(entry.size for entry in Iteration[Entry](listing(lambda: path.store.scan_tree(path.key))))
 
 
 def _print_sizes(console: Console, sizes: dict[str, Any]) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 from granular._support.indexing import check_integer
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.stacking import batch_and_pad
+from granular.aio.pipeline.orders import permute
 from granular.aio.pipeline.spec import ShapeDtypeStruct
 from granular.aio.pipeline.streams.packing_options import Strategy
 from granular.aio.pipeline.transforms import DatasetOptions, FlatMapTransform, MapWithIndexTransform, Transformation
 from granular.errors import InvalidArgumentError
-from granular.shuffle import permute
 from granular.sync.functions import get_element_spec
 from granular.sync.pipeline import MapDataset
 from granular.testing import assert_equal_output_after_checkpoint

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from granular.aio.caches.memory_source import InMemoryDataSource
+from granular.aio.caches.memory_source import SharedMemoryDataSource as InMemoryDataSource
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.data_loader import DataLoader, load
 from granular.aio.pipeline.iter_dataset import IterDataset

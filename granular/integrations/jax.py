@@ -140,7 +140,7 @@ class Batches(core.Batches):
     ::
 
         sharding = NamedSharding(Mesh(jax.devices(), ('data',)), PartitionSpec('data'))
-        shard = granular.ShardByJaxProcess()
+        shard = granular.grain.sharding.ShardByJaxProcess()
         loader = granular.Loader(source, 64, shard_id=shard.shard_index, num_shards=shard.shard_count)
         for batch in Batches(loader, sharding):
             state = train_step(state, batch)

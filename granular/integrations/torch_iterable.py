@@ -46,8 +46,9 @@ class IterableDataset(_Base):  # type: ignore[misc]
       dataset: a MapDataset or an IterDataset. A stream that has a shard of its own
         (``to_iter_dataset(shard_options=)``) is divided among the workers only.
       shard_options: the shard of this rank, by default ``ShardByTorchRank()``; asked for when it is iterated. Pass
-        ``ShardByTorchRank(drop_remainder=True)`` where all ranks must take equally many steps, and ``NoSharding()``
-        where something else divides the elements, as Accelerate's ``prepare`` does.
+        ``ShardByTorchRank(drop_remainder=True)`` where all ranks must take equally many steps, and
+        ``granular.grain.sharding.NoSharding()`` where something else divides the elements, as Accelerate's ``prepare``
+        does.
       read_options: the limits of the prefetch, for a MapDataset.
       on_error: as for ``to_iter_dataset``, for a MapDataset. An element of a batched one is a whole batch: to leave out
         single datapoints, pass ``dataset.to_iter_dataset(on_error='skip').batch(64)``.
@@ -148,8 +149,8 @@ class IterableDataset(_Base):  # type: ignore[misc]
         if (count := state.AcceleratorState().num_processes) > 1:
             raise InvalidArgumentError(
                 f'Accelerate runs {count} processes, and divides an iterable dataset that it prepares: pass '
-                f'IterableDataset(dataset, NoSharding()) to accelerator.prepare and to the Trainer, or '
-                f'IterableDataset(dataset, ShardByTorchRank()) to a DataLoader that is not prepared'
+                f'IterableDataset(dataset, granular.grain.sharding.NoSharding()) to accelerator.prepare and to the '
+                f'Trainer, or IterableDataset(dataset, ShardByTorchRank()) to a DataLoader that is not prepared'
             )
 
     def __len__(self) -> int:

@@ -1,6 +1,5 @@
 """Blocking iterators over async ones, one item at a time."""
 
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Iterator as StandardIterator
@@ -11,13 +10,12 @@ from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.lifecycle import Closing, Running, copied
 from granular.aio.runtime.portal import run, run_close
-from granular.errors import ObjectChangedError, UnsupportedError
+from granular.errors import ClosedError, UnsupportedError
 
 T = TypeVar('T')
 
 _PAGE_SECONDS: Final = 0.01
 _MAX_ITEMS: Final = 1024
-_KEPT: Final = 2 * _MAX_ITEMS
 
 
 class _Iteration(HandOver[T], Running):
@@ -122,26 +120,12 @@ class Iteration(Closing, StandardIterator[T]):
         run_close(self._core.aclose())
 
 
-class Listing:
-    """Starts a listing, and after an interrupt lists anew, without the items that were listed before."""
+def listing(make: Callable[[], AsyncIterator[Any]]) -> Callable[[int], AsyncIterator[Any]]:
+    """Return a function that starts a listing. It refuses the items from a number on: those before may have changed."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._hashes: dict[int, int] = {}  # of the first items, by their number modulo ``_KEPT``
+    def start(number: int) -> AsyncIterator[Any]:
+        if number:
+            raise ClosedError('the listing was interrupted: list again')
+        return make()
 
-    async def __call__(self, start: int) -> AsyncIterator[Any]:
-        """Yield the items from a number on; raise ``ObjectChangedError`` if the items before it are no longer those
-        that were listed.
-        """
-        count = total = 0
-        expected = self._hashes.get(start % _KEPT, 0)
-        async with contextlib.aclosing(self._make()) as items:
-            async for item in items:
-                count, total = count + 1, hash((total, repr(item)))
-                if count > start:
-                    self._hashes[count % _KEPT] = total
-                    yield item
-                elif count == start and total != expected:
-                    break
-        if count < start or (count == start and total != expected):
-            raise ObjectChangedError(f'the first {start} items changed while they were listed: list them again')
+    return start

@@ -19,7 +19,7 @@ from granular.aio.runtime.portal import run, run_close
 from granular.config import MiB
 from granular.errors import ClosedError
 from granular.sync.base import blocking, documented_by
-from granular.sync.iteration import Iteration, Listing
+from granular.sync.iteration import Iteration, listing
 
 P = ParamSpec('P')
 S = TypeVar('S', bound='Path')
@@ -32,7 +32,7 @@ def _listing(
 
     @functools.wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[S]:
-        return Iteration(Listing(lambda: method(self.aio, *args, **kwargs)), self._own)
+        return Iteration(listing(lambda: method(self.aio, *args, **kwargs)), self._own)
 
     return call
 
@@ -103,7 +103,7 @@ class Path(PurePath):
 
     @documented_by(core.Path.walk)
     def walk(self) -> Iterator[tuple[Self, list[str], list[str]]]:
-        return Iteration(Listing(self.aio.walk), lambda level: (self._own(level[0]), *level[1:]))
+        return Iteration(listing(self.aio.walk), lambda level: (self._own(level[0]), *level[1:]))
 
     def _own(self, path: core.Path) -> Self:
         return type(self).of(path.store, path.key)

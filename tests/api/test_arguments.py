@@ -9,6 +9,8 @@ import pytest
 import granular
 from granular import shuffle, sources
 from granular.errors import DecodeError, InvalidArgumentError, OutOfRangeError, StoreError
+from granular.grain import MultiprocessingOptions
+from granular.grain.experimental import DatasetOptions
 
 dataset = granular.MapDataset.source(range(10))
 
@@ -196,7 +198,7 @@ def test_the_smallest_settings_are_used_and_smaller_ones_refused(field, tmp_path
 
 SIZES = {
     'num_records': granular.grain.samplers.IndexSampler,
-    'num_workers': lambda value: granular.MultiprocessingOptions(num_workers=value),
+    'num_workers': lambda value: MultiprocessingOptions(num_workers=value),
     'tail': lambda value: granular.IOConfig(tail=value),
     'worker_count': lambda value: granular.grain.DataLoader(
         data_source=[1], sampler=granular.grain.samplers.SequentialSampler(1), worker_count=value
@@ -236,7 +238,7 @@ FLAGS = {
     'allow_nones': lambda value: dataset.to_iter_dataset(allow_nones=value),
     'cache_data': lambda value: granular.BagReader(b'', cache_data=value),
     'remove': lambda value: granular.clean('.', value),
-    'debug': lambda value: granular.DatasetOptions(debug=value),
+    'debug': lambda value: DatasetOptions(debug=value),
 }
 
 

@@ -28,6 +28,10 @@ from granular.errors import (
     UnknownSchemeError,
     UnknownTypeError,
 )
+from granular.grain import MultiprocessingOptions
+from granular.grain.experimental import DatasetOptions, ParquetIterDataset, TFRecordIterDataset
+from granular.grain.sharding import ShardByJaxProcess
+from granular.grain.sources import SharedMemoryDataSource
 
 dataset = MapDataset.range(10)
 
@@ -246,10 +250,10 @@ MISTAKES = {
         r'IterDataset is not a source: .*: iterate over a stream itself, after its batch\(...\)',
     ),
     'stream_in_memory': (
-        lambda: granular.InMemoryDataSource(dataset.to_iter_dataset()),
+        lambda: SharedMemoryDataSource(dataset.to_iter_dataset()),
         r'elements: expected a sequence, got IterDataset: pass list\(...\) of it$',
     ),
-    'set_in_memory': (lambda: granular.InMemoryDataSource({1, 2}), r'got set: pass list\(...\) of it$'),
+    'set_in_memory': (lambda: SharedMemoryDataSource({1, 2}), r'got set: pass list\(...\) of it$'),
     'stream_to_pad': (
         lambda: granular.grain.experimental.batch_and_pad(dataset.to_iter_dataset(), batch_size=64),
         r'batch_and_pad: expected a list of elements, got IterDataset: pass it as batch_fn: batch\(64, batch_fn=',
@@ -279,11 +283,11 @@ MISTAKES = {
         r'on_error calls fn\(index, error\), which .*lambda.*\(error\) does not accept: too many positional',
     ),
     'mapping_in_memory': (
-        lambda: granular.InMemoryDataSource({'a': [1]}),
+        lambda: SharedMemoryDataSource({'a': [1]}),
         r'^elements: expected a sequence, got dict: pass a list of its values, or \[it\]$',
     ),
     'processes_to_prefetch': (
-        lambda: dataset.to_iter_dataset().prefetch(granular.MultiprocessingOptions(2)),
+        lambda: dataset.to_iter_dataset().prefetch(MultiprocessingOptions(2)),
         '^buffer_size: expected an integer, got MultiprocessingOptions.*: mp_prefetch takes it$',
     ),
     'seed_of_a_loader': (
@@ -490,7 +494,7 @@ ANSWERED = {
          'prefetch': 'prefetch_buffer_size', 'prefetch_factor': 'prefetch_buffer_size'},
     ),
     'MultiprocessingOptions': (
-        granular.MultiprocessingOptions,
+        MultiprocessingOptions,
         {'num_processes': 'num_workers', 'prefetch_factor': 'per_worker_buffer_size',
          'multiprocessing_context': 'start_method='},
     ),
@@ -534,13 +538,15 @@ def test_arguments_of_other_libraries_are_answered_by_options_and_samplers(name)
         make(zz=4)
 
 
-# Results, base classes, and datasets that have constructors of other names.
-MADE = {
-    'Conversion', 'LocalCopy', 'RecordMetadata', 'Rewriting', 'ShapeDtypeStruct', 'KDWrapper', 'DatasetIterator',
-    'IterDataset', 'MapDataset',
-}  # fmt: skip
+# Base classes, and datasets that have constructors of other names.
+MADE = {'DatasetIterator', 'IterDataset', 'MapDataset'}
+OF_GRAIN = (
+    DatasetOptions, MultiprocessingOptions, ParquetIterDataset, ShardByJaxProcess, SharedMemoryDataSource,
+    TFRecordIterDataset,
+)  # fmt: skip
 PUBLIC = {
     **{name: getattr(granular, name) for name in granular.__all__ if name not in MADE},
+    **{cls.__name__: cls for cls in OF_GRAIN},
     **{f'MapDataset.{name}': getattr(dataset, name) for name in ('percent', 'filter_classes', 'oversample', 'batch')},
     **{f'IterDataset.{name}': getattr(granular.IterDataset, name) for name in ('interleave', 'zip', 'mix')},
     'IterDataset.pack': dataset.to_iter_dataset().pack,
@@ -618,11 +624,14 @@ def test_operations_of_the_other_kind_of_dataset_are_answered(kind):
             operator.attrgetter('x')(one)
 
 
-@pytest.mark.parametrize('module', [granular, granular.grain, granular.kappadata])
+@pytest.mark.parametrize('module', [granular, granular.aio, granular.grain, granular.kappadata])
 def test_names_of_other_libraries_are_answered_with_those_of_the_package(module):
     names = {
         granular: {'DataLoader': 'granular.Loader loads', 'ModeWrapper': 'it is a .* granular.kappadata',
-                   'load_dataset': r'granular.open\(path\)'},
+                   'load_dataset': r'granular.open\(path\)', 'DatasetOptions': 'it is in granular.grain.experimental',
+                   'DatasetIterator': 'it is in granular.grain', 'NoSharding': 'it is in granular.grain.sharding',
+                   'InMemoryDataSource': 'it is granular.grain.sources.SharedMemoryDataSource'},
+        granular.aio: {'TFRecordIterDataset': 'it is in granular.grain.experimental'},
         granular.grain: {'SharedMemoryArray': r'mp_prefetch\(8\) passes'},
         granular.kappadata: {'OneHotWrapper': 'a KDWrapper with getitem_class'},
     }[module]  # fmt: skip
@@ -797,7 +806,7 @@ def test_stage_that_does_not_pickle_is_named():
         return number, lock
 
     stream = dataset.map(abs).map(locked).map(len).to_iter_dataset()
-    with iter(stream.mp_prefetch(granular.MultiprocessingOptions(1))) as iterator:
+    with iter(stream.mp_prefetch(MultiprocessingOptions(1))) as iterator:
         with pytest.raises(InvalidArgumentError, match=r'functions that pickle, map\(.*locked\) does not: TypeError'):
             next(iterator)
 

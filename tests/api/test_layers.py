@@ -16,47 +16,40 @@ PACKAGE = ROOT / 'granular'
 
 # From top to bottom: a module imports from its own part, or from parts of lower layers.
 LAYERS = (
-    {'__main__': '`python -m granular`'},
-    {'cli': 'commands, the demo, descriptions of datasets'},
-    {'__init__': 'the public names'},
-    {'grain': "Grain's names"},
+    {'cli, __main__': 'commands, the demo, descriptions of datasets'},
+    {
+        '__init__, aio.__init__, changes, filters, grain, kappadata, shuffle, sources, aio.kappadata, aio.sources': (
+            'public names: those of granular, of granular 0.21 (`sources`), of Grain and of KappaData'
+        )
+    },
     {
         'integrations': 'PyTorch, JAX, Grain, Orbax, Ray, fsspec: each imported by its users',
-        'kappadata': "KappaData's names",
-        'sources': 'lazy sequences of granular 0.21',
-    },
-    {
-        'sync': 'the sync API: blocking methods over the async core',
-        'aio.__init__': 'the public names of the async API',
-    },
-    {
+        'testing': 'servers and checks for tests',
         'view': 'the local web page of `granular view`',
-        'aio.conversion': 'conversion of other formats into sharded datasets, copies on the local disk, archives',
     },
+    {'sync': 'the sync API: blocking methods over the async core'},
+    {'aio.conversion': 'conversion of other formats into sharded datasets, copies on the local disk, archives'},
     {'aio.datasources': 'files of other formats, windows over episodes, and `open`'},
     {'aio.datasets': 'specs, layouts, shards: readers, writers, verification, cleaning'},
     {
         'aio.bags': 'records and their limits',
         'aio.caches': 'datapoints in memory, in shared memory, in Redis',
-        'aio.kappadata': "KappaData's names, asynchronous",
-        'aio.sources': 'lazy sequences, asynchronous',
     },
-    {'aio.pipeline': 'from indices to batches: MapDataset, IterDataset, Loader, fields, prefetching, worker processes'},
+    {
+        'aio.pipeline': (
+            'from indices to batches: MapDataset, IterDataset, Loader, orders, fields, prefetching, worker processes'
+        )
+    },
     {'aio.paths': 'paths and files'},
     {'aio.stores': 'local disks, S3, GCS, Azure, HTTP, fsspec; range planning, fan-out, copies, the block cache'},
     {'aio.http': 'requests, retries, limits, connections, checks of replies'},
     {'aio.runtime': 'event loops, the portal from threads, tasks, lifecycles, memory for received data'},
     {
-        'formats': 'encoders, decoders, tables, checksums: bytes to values and back',
-        'filters': 'filters over fields',
-        'shuffle': 'orders',
         'config': 'settings',
-        'changes': 'declared changes of pipelines, for states',
+        'formats': 'encoders, decoders, tables, checksums: bytes to values and back',
         'metrics': 'counters and latency histograms',
-        'testing': 'servers and checks for tests',
     },
-    {'_support': 'late imports, texts of messages, types, indices, the LRU cache, names of other libraries'},
-    {'errors': 'the tree of errors'},
+    {'_support, errors': 'errors, late imports, texts of messages, types, indices, names of other libraries'},
 )
 
 
@@ -71,14 +64,15 @@ MODULES = dict(modules())
 
 
 def part_of(module):
-    """Return the number of a module's layer and its part there: the longest prefix of the module's name."""
+    """Return the number of a module's layer and its part there: that with the longest prefix of the module's name."""
     named = [
-        (number, part)
+        (len(name), number, part)
         for number, parts in enumerate(LAYERS)
         for part in parts
-        if module == part or module.startswith(f'{part}.')
+        for name in part.split(', ')
+        if module == name or module.startswith(f'{name}.')
     ]
-    return max(named, key=lambda item: len(item[1]), default=None)
+    return max(named)[1:] if named else None
 
 
 def imported(file):
@@ -133,7 +127,9 @@ def table():
     """Return the table of docs/architecture.md."""
     lines = ['| layer | parts |', '| --- | --- |']
     for number, parts in enumerate(LAYERS):
-        subjects = '<br>'.join(f'`{part.replace(".", "/")}`: {subject}' for part, subject in parts.items())
+        subjects = '<br>'.join(
+            f'`{part.replace(".", "/").replace(", ", "`, `")}`: {subject}' for part, subject in parts.items()
+        )
         lines.append(f'| {len(LAYERS) - number} | {subjects} |')
     return '\n'.join(lines)
 

@@ -9,6 +9,7 @@ import pytest
 
 import granular
 from granular import aio
+from granular.grain import DatasetIterator
 
 
 class Digit(TypedDict):
@@ -164,7 +165,7 @@ def test_sources_give_their_types() -> None:
 
 def test_streams_follow_the_types_of_elements() -> None:
     stream = assert_type(granular.MapDataset.range(6).to_iter_dataset(), granular.IterDataset[int])
-    iterator = assert_type(iter(stream), granular.DatasetIterator[int])
+    iterator = assert_type(iter(stream), DatasetIterator[int])
     assert assert_type(next(iterator), int) == 0
     assert assert_type(list(stream.map(str)), list[str])[0] == '0'
     assert assert_type(list(stream.filter(lambda number: number > 3).limit(1)), list[int]) == [4]

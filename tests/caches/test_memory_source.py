@@ -25,6 +25,7 @@ from granular.errors import (
     OutOfRangeError,
 )
 from granular.formats.serialization import decode, encode
+from granular.grain.sources import SharedMemoryDataSource
 from tests.support.caches import RUN, data_file, named_memory
 from tests.support.tables import examples
 
@@ -106,7 +107,7 @@ ELEMENTS = [b'zeros\0\0', b'', 'text', 3, 2.5, None, {'image': np.arange(12).res
 
 
 def test_elements_of_any_type_are_stored():
-    with granular.InMemoryDataSource(ELEMENTS) as source:
+    with SharedMemoryDataSource(ELEMENTS) as source:
         assert len(source) == 7
         assert [repr(item) for item in source] == [repr(item) for item in ELEMENTS]
         assert source[0] == b'zeros\0\0'
@@ -121,23 +122,23 @@ def test_elements_of_any_type_are_stored():
 
 
 def test_another_process_attaches_by_name(program):
-    with granular.InMemoryDataSource([b'a\0', np.arange(3)], name=f'{RUN}-there') as source:
+    with SharedMemoryDataSource([b'a\0', np.arange(3)], name=f'{RUN}-there') as source:
         code = (
-            "import granular; s = granular.InMemoryDataSource(name=f'{RUN}-there'); s.unlink();"
-            ' print(s, s[0], s[1].sum()); print(granular.InMemoryDataSource([1, 2]))'
+            "import granular; s = granular.grain.sources.SharedMemoryDataSource(name=f'{RUN}-there'); s.unlink();"
+            ' print(s, s[0], s[1].sum()); print(granular.grain.sources.SharedMemoryDataSource([1, 2]))'
         )
         out, error = program(code).communicate()
-        assert (out.splitlines(), error) == ([f"{source!r} b'a\\x00' 3", repr(granular.InMemoryDataSource([1, 2]))], '')
+        assert (out.splitlines(), error) == ([f"{source!r} b'a\\x00' 3", repr(SharedMemoryDataSource([1, 2]))], '')
         # The other process removes it neither by unlink() nor at its end.
-        assert granular.InMemoryDataSource(name=f'{RUN}-there')[0] == b'a\0'
+        assert SharedMemoryDataSource(name=f'{RUN}-there')[0] == b'a\0'
         with pytest.raises(AlreadyExistsError, match='there'):
-            granular.InMemoryDataSource([1], name=f'{RUN}-there')
+            SharedMemoryDataSource([1], name=f'{RUN}-there')
     with pytest.raises(NotFoundError, match='there'):
-        granular.InMemoryDataSource(name=f'{RUN}-there')
+        SharedMemoryDataSource(name=f'{RUN}-there')
 
 
 def test_repr_depends_on_elements_only():
-    first, second, other = (granular.InMemoryDataSource(items) for items in ([1, b'a'], [1, b'a'], [1, b'b']))
+    first, second, other = (SharedMemoryDataSource(items) for items in ([1, b'a'], [1, b'a'], [1, b'b']))
     assert repr(first) == repr(second) != repr(other)
     assert first.name not in repr(first)
     stream = granular.MapDataset.source(first).to_iter_dataset()
@@ -152,14 +153,14 @@ def test_repr_depends_on_elements_only():
 
 
 def test_pickles_as_its_name():
-    source = granular.InMemoryDataSource([b'x' * 10_000], name=f'{RUN}-pickled')
+    source = SharedMemoryDataSource([b'x' * 10_000], name=f'{RUN}-pickled')
     data = pickle.dumps(source)
     assert len(data) < 200
     twin = pickle.loads(data)
     assert twin[0] == source[0]
     assert repr(twin) == repr(source)
     twin.close()
-    assert granular.InMemoryDataSource(name=f'{RUN}-pickled')[0] == source[0]
+    assert SharedMemoryDataSource(name=f'{RUN}-pickled')[0] == source[0]
     source.unlink()
     assert source[0] == b'x' * 10_000
     with pytest.raises(NotFoundError):
@@ -176,7 +177,7 @@ def total(source, queue):
 
 def test_forked_and_unpickling_processes_share_the_memory(program):
     context = multiprocessing.get_context('fork')
-    with granular.InMemoryDataSource(range(100)) as source:
+    with SharedMemoryDataSource(range(100)) as source:
         queue = context.SimpleQueue()
         processes = [context.Process(target=total, args=(source, queue)) for _ in range(2)]
         for process in processes:
@@ -188,30 +189,31 @@ def test_forked_and_unpickling_processes_share_the_memory(program):
         queue.close()
         code = 'import pickle, sys; s = pickle.loads(bytes.fromhex(sys.argv[1])); print(repr(s), sum(s))'
         assert program(code, pickle.dumps(source).hex()).communicate() == (f'{source!r} 4950\n', '')
-        assert sum(granular.InMemoryDataSource(name=source.name)) == 4950
+        assert sum(SharedMemoryDataSource(name=source.name)) == 4950
 
 
 def test_collected_or_exited_owner_leaves_no_memory(program):
-    source = granular.InMemoryDataSource([1], name=f'{RUN}-brief')
+    source = SharedMemoryDataSource([1], name=f'{RUN}-brief')
     del source
     gc.collect()
     with pytest.raises(NotFoundError):
-        granular.InMemoryDataSource(name=f'{RUN}-brief')
+        SharedMemoryDataSource(name=f'{RUN}-brief')
     out, error = program(
-        "import granular; s = granular.InMemoryDataSource([1], name=f'{RUN}-brief'); print(s[0])"
+        "import granular; s = granular.grain.sources.SharedMemoryDataSource([1], name=f'{RUN}-brief'); print(s[0])"
     ).communicate()
     assert (out, error) == ('1\n', '')
 
 
 def test_memory_of_a_killed_owner_is_removed_by_the_next(program):
     process = program(
-        "import granular, time; s = granular.InMemoryDataSource([1], name=f'{RUN}-killed'); print(s[0], flush=True);"
-        ' time.sleep(60)'
+        'import granular, time;'
+        " s = granular.grain.sources.SharedMemoryDataSource([1], name=f'{RUN}-killed');"
+        ' print(s[0], flush=True); time.sleep(60)'
     )
     assert process.stdout.readline() == '1\n'
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    with granular.InMemoryDataSource([2], name=f'{RUN}-killed') as source:  # with the same name
+    with SharedMemoryDataSource([2], name=f'{RUN}-killed') as source:  # with the same name
         assert source[0] == 2
 
 
@@ -221,21 +223,21 @@ def test_memory_of_a_killed_owner_is_removed_by_the_next(program):
 )  # fmt: skip
 def test_argument_validation(args, error, message):
     if error is None:
-        assert list(granular.InMemoryDataSource(*args)) == []
+        assert list(SharedMemoryDataSource(*args)) == []
     else:
         with pytest.raises(error, match=message):
-            granular.InMemoryDataSource(*args)
+            SharedMemoryDataSource(*args)
 
 
 @pytest.mark.parametrize('name', ['', '../etc', 'a/b', 'a' * 200, 3])
 def test_invalid_names_are_rejected(name):
     with pytest.raises(InvalidArgumentError, match='expected 1 to 160'):
-        granular.InMemoryDataSource([1], name=name)
+        SharedMemoryDataSource([1], name=name)
 
 
 def test_foreign_shared_memory_is_an_error(tmp_path):
     path = data_file(f'{RUN}-odd')
-    with granular.InMemoryDataSource([b'one', b'two'], name=f'{RUN}-odd'), open(path, 'rb') as file:
+    with SharedMemoryDataSource([b'one', b'two'], name=f'{RUN}-odd'), open(path, 'rb') as file:
         whole = file.read()
     damaged = [
         b'x' * 16 + whole[16:],
@@ -252,11 +254,11 @@ def test_foreign_shared_memory_is_an_error(tmp_path):
             file.write(content)
             file.flush()
             with pytest.raises(granular.errors.CorruptError, match='odd'):
-                granular.InMemoryDataSource(name=f'{RUN}-odd')
+                SharedMemoryDataSource(name=f'{RUN}-odd')
     os.unlink(path)
     os.symlink(tmp_path, path)
     with pytest.raises(granular.errors.AccessDeniedError):
-        granular.InMemoryDataSource(name=f'{RUN}-odd')
+        SharedMemoryDataSource(name=f'{RUN}-odd')
     os.unlink(path)
 
 
@@ -268,6 +270,6 @@ def test_error_of_the_elements_is_raised_unchanged(kind):
 
     error, before = kind('mine'), named_memory()
     with pytest.raises(kind) as caught:
-        granular.InMemoryDataSource(Elements([1]))
+        SharedMemoryDataSource(Elements([1]))
     assert caught.value is error
     assert {path for path in named_memory() - before if 'draft' in path} == set()

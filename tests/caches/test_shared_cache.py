@@ -343,8 +343,8 @@ import granular
 make = {
     'named cache': lambda: granular.SharedMemoryCache([1, 2], max_bytes=1000, name=f'few-{os.getpid()}'),
     'cache': lambda: granular.SharedMemoryCache([1, 2], max_bytes=1000),
-    'named data': lambda: granular.InMemoryDataSource([1, 2], name=f'few-{os.getpid()}'),
-    'data': lambda: granular.InMemoryDataSource([1, 2]),
+    'named data': lambda: granular.grain.sources.SharedMemoryDataSource([1, 2], name=f'few-{os.getpid()}'),
+    'data': lambda: granular.grain.sources.SharedMemoryDataSource([1, 2]),
 }
 for opened in make.values():
     with opened():  # imports

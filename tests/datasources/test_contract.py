@@ -39,8 +39,8 @@ def source_of(suffix, paths, api=granular):
     return FORMATS[suffix].opener(api)(paths)
 
 
-def stream_of(suffix, paths, api=granular):
-    return getattr(api, FORMATS[suffix].stream)(paths)
+def stream_of(suffix, paths):
+    return FORMATS[suffix].stream(paths)
 
 
 def openers(suffix):
@@ -175,7 +175,7 @@ async def test_async_api(several, suffix):
     source = await getattr(opener, 'open', opener)(several[suffix][0])
     assert records_in(await source.fetch([0, 39])) == [RECORDS[0], RECORDS[39]]
     if FORMATS[suffix].stream:
-        stream = stream_of(suffix, several[suffix][:1], aio)
+        stream = stream_of(suffix, several[suffix][:1])
         assert records_in([datapoint async for datapoint in stream]) == RECORDS[:40]
 
 

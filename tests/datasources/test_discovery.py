@@ -11,8 +11,8 @@ import pytest
 from pyarrow import parquet
 
 import granular
-from granular import aio
 from granular.errors import CorruptDatasetError, GranularError, InvalidArgumentError, NotFoundError
+from granular.grain.experimental import ParquetIterDataset, TFRecordIterDataset
 from tests.support.files import FORMATS, files_of_numbers, format_of, numbers_in, write_numbers
 from tests.support.seams import describe
 
@@ -135,7 +135,7 @@ def openers(suffix):
             return sorted(numbers_in(source))
 
     def of_stream(path, **options):
-        with iter(getattr(granular, form.stream)(path, **options)) as elements:
+        with iter(form.stream(path, **options)) as elements:
             return sorted(numbers_in(elements))
 
     return [read, of_source, *([of_stream] if form.stream else [])]
@@ -161,7 +161,7 @@ def test_folders_and_patterns_are_read_by_each_source_as_by_open(suffix, store, 
 
 async def test_streams_of_folders_and_patterns_are_divided_and_continued(numbered):
     folder = numbered([f'd/{i}.{suffix}' for suffix in ('parquet', 'tfrecord') for i in range(4)])
-    for stream, path in ((aio.ParquetIterDataset, 'd/*.parquet'), (aio.TFRecordIterDataset, 'd/*.tfrecord')):
+    for stream, path in ((ParquetIterDataset, 'd/*.parquet'), (TFRecordIterDataset, 'd/*.tfrecord')):
         dataset = stream(folder.aio / path).map(lambda element: element)
         whole = [element async for element in dataset]
         assert len(whole) == 4
@@ -176,7 +176,7 @@ async def test_streams_of_folders_and_patterns_are_divided_and_continued(numbere
         assert [element async for element in resumed] == whole
     found = []
     for i in range(2):
-        part = aio.ParquetIterDataset(folder.aio / 'd' / '*.parquet')
+        part = ParquetIterDataset(folder.aio / 'd' / '*.parquet')
         part.set_slice(slice(i, None, 2))
         rows = [int(row['n']) async for row in part]
         assert len(rows) == 2
@@ -294,7 +294,7 @@ def test_columns_of_folders_are_those_of_pyarrow(folders, numbered, tmp_path):
     by_number = {row['n']: row for row in expected.to_pylist()}
     types = {name: expected.schema.field(name).type for name in expected.schema.names if name != 'n'}
     for path in (folder, folder / '**/*.parquet'):
-        with granular.open(path) as reader, iter(granular.ParquetIterDataset(path)) as stream:
+        with granular.open(path) as reader, iter(ParquetIterDataset(path)) as stream:
             assert set(reader.columns) == set(expected.schema.names)
             for row in (*reader, *stream):
                 assert row == by_number[int(row['n'])]
@@ -349,7 +349,7 @@ def test_one_warning_names_what_is_left_out(numbered, caplog, tmp_path):
     for call in (
         lambda: granular.open(folder, format='parquet'),
         lambda: granular.ParquetDataSource(folder),
-        lambda: list(granular.ParquetIterDataset(folder)),
+        lambda: list(ParquetIterDataset(folder)),
         lambda: granular.convert(folder, tmp_path / 'out', format='parquet'),
     ):
         caplog.clear()

@@ -30,6 +30,8 @@ from granular.errors import (
     UnknownKeyError,
     UnsupportedError,
 )
+from granular.grain import MultiprocessingOptions
+from granular.grain.experimental import ParquetIterDataset
 from tests.support.requests import requests, steady
 from tests.support.tables import FULL_TABLES, examples
 
@@ -184,7 +186,7 @@ def test_types_do_not_depend_on_the_rows_that_are_read_together(tmp_path, name):
     with granular.ParquetDataSource(write(granular.Path(tmp_path / 'x'), pa.table(columns))) as source:
         alone = [source[i] for i in range(3)]
         together = source.fetch(range(3))
-    streamed = list(granular.ParquetIterDataset(tmp_path / 'x'))
+    streamed = list(ParquetIterDataset(tmp_path / 'x'))
     for row, others in zip(alone, zip(together, streamed, strict=True), strict=True):
         for other in others:
             assert types_of(other) == types_of(row)
@@ -248,7 +250,7 @@ def test_rows_equal_those_of_grain(tmp_path):
     path = tmp_path / 'x'
     write(granular.Path(path), kinds().select(keys), row_group_size=7)
     reference = list(grain.experimental.ParquetIterDataset(str(path)))
-    actual = list(granular.ParquetIterDataset(path=path))
+    actual = list(ParquetIterDataset(path=path))
     assert len(actual) == len(reference) == 60
     for one, other in zip(actual, reference, strict=True):
         assert list(one) == list(other)
@@ -265,8 +267,8 @@ def test_slices_of_a_stream_are_those_of_grain(tmp_path, part, sequential):
     reference = grain.experimental.ParquetIterDataset(paths)
     reference.set_slice(part, sequential)
     expected = [int(row['id']) for row in reference]
-    stream = granular.ParquetIterDataset(paths)
-    mapped = granular.ParquetIterDataset(paths).map(lambda row: row['id'])
+    stream = ParquetIterDataset(paths)
+    mapped = ParquetIterDataset(paths).map(lambda row: row['id'])
     for one in (stream, mapped):
         if not sequential or part.stop is None:
             one.set_slice(part, sequential)
@@ -284,13 +286,13 @@ def test_slices_of_a_stream_are_those_of_grain(tmp_path, part, sequential):
 def test_slices_and_positions_that_a_stream_does_not_have_are_errors(tmp_path):
     paths = [write(granular.Path(tmp_path / f'{i}'), numbers(10, 10 * i)) for i in range(2)]
     with pytest.raises(InvalidArgumentError, match='has 2 files, of which .* selects none'):
-        granular.ParquetIterDataset(paths).set_slice(slice(2, None))
-    with iter(granular.ParquetIterDataset(paths)) as iterator:
+        ParquetIterDataset(paths).set_slice(slice(2, None))
+    with iter(ParquetIterDataset(paths)) as iterator:
         next(iterator)
         with pytest.raises(InvalidArgumentError, match='rows of a stream have no index'):
             iterator.get_next_index()
-    options = granular.MultiprocessingOptions(2, start_method='fork')
-    parts = granular.ParquetIterDataset(paths).mp_prefetch(options, sequential_slice=True)
+    options = MultiprocessingOptions(2, start_method='fork')
+    parts = ParquetIterDataset(paths).mp_prefetch(options, sequential_slice=True)
     assert sorted(int(row['id']) for row in parts) == list(range(20))
 
 
@@ -444,7 +446,7 @@ def double(row):
 
 def test_stream_of_one_file(root):
     path = write(root / 'x', numbers(100), row_group_size=30)
-    stream = granular.ParquetIterDataset(path, ['id'])
+    stream = ParquetIterDataset(path, ['id'])
     iterator = iter(stream)
     size: dict[str, int] = {}
     for i in range(100):
@@ -464,7 +466,7 @@ def test_interleaved_order_equals_that_of_grain(several, tmp_path):
     # Grain cannot read empty files.
     filled = [path for path in several if path.stat().size and pq.read_metadata(path).num_rows]
     reference = [row['id'] for row in grain.experimental.ParquetIterDataset([str(path) for path in filled])]
-    assert [row['id'] for row in granular.ParquetIterDataset(filled, ['id'])] == reference
+    assert [row['id'] for row in ParquetIterDataset(filled, ['id'])] == reference
 
 
 @pytest.mark.parametrize('cycle', [1, 2, 3, 16])
@@ -472,8 +474,8 @@ def test_states_of_interleaved_files(several, cycle):
     def rows(iterator):
         return [int(row['id']) for row in iterator]
 
-    alone = [granular.ParquetIterDataset(path, ['id']) for path in several]
-    stream = granular.ParquetIterDataset(several, ['id'], cycle_length=cycle)
+    alone = [ParquetIterDataset(path, ['id']) for path in several]
+    stream = ParquetIterDataset(several, ['id'], cycle_length=cycle)
     expected = rows(granular.IterDataset.interleave(alone, cycle))
     iterator = iter(stream)
     iterator.start_prefetch()  # from then on, states have the bytes of the files
@@ -510,7 +512,7 @@ def test_interleaving_positions_match_a_simulation(lengths, cycle, block):
 
 
 def stages(paths):
-    return granular.ParquetIterDataset(paths, ['id'], cycle_length=2).map(double).window_shuffle(7, seed=1).batch(4)
+    return ParquetIterDataset(paths, ['id'], cycle_length=2).map(double).window_shuffle(7, seed=1).batch(4)
 
 
 def go_on(paths, state, queue):
@@ -535,7 +537,7 @@ def test_state_resumes_in_another_process(several):
 
 
 def test_foreign_states_are_rejected(several, tmp_path):
-    iterator = iter(granular.ParquetIterDataset(several, ['id'], cycle_length=2))
+    iterator = iter(ParquetIterDataset(several, ['id'], cycle_length=2))
     for _ in range(20):
         next(iterator)
     good = iterator.get_state()
@@ -547,7 +549,7 @@ def test_foreign_states_are_rejected(several, tmp_path):
         with pytest.raises(StateError):
             iterator.set_state({**good, 'state': {**good['state'], **change}})
     with pytest.raises(StateError, match='another pipeline'):
-        iter(granular.ParquetIterDataset(several, ['id'])).set_state(good)
+        iter(ParquetIterDataset(several, ['id'])).set_state(good)
     iterator.set_state(good)
     assert len(list(iterator)) == 60
 
@@ -555,7 +557,7 @@ def test_foreign_states_are_rejected(several, tmp_path):
 def test_read_ahead_is_bounded(fakegcs):
     path = write(steady(fakegcs) / 'x', numbers(4000), row_group_size=100, compression='none')
     options = granular.ReadOptions(prefetch_buffer_size=500)
-    stream = granular.ParquetIterDataset(path, ['wide'], read_ahead=100_000, read_options=options)
+    stream = ParquetIterDataset(path, ['wide'], read_ahead=100_000, read_options=options)
     with iter(stream) as iterator:
         _, _, size = requests(lambda: (next(iterator), iterator.start_prefetch()))
         assert size < 600_000  # of 800,000 in total: the footer, the data of 500 rows, and five more row groups
@@ -565,7 +567,7 @@ def test_read_ahead_is_bounded(fakegcs):
 
 def test_concurrent_iterators_are_independent(fakegcs):
     path = write(steady(fakegcs) / 'x', numbers(300), row_group_size=50, compression='none')
-    stream = granular.ParquetIterDataset(path, ['wide', 'id'], read_ahead=0).map(double)
+    stream = ParquetIterDataset(path, ['wide', 'id'], read_ahead=0).map(double)
     _, _, alone = requests(lambda: list(stream))
     with iter(stream) as one, iter(stream) as other:
         result, _, size = requests(lambda: [(next(one), next(other)) for _ in range(300)])
@@ -574,9 +576,9 @@ def test_concurrent_iterators_are_independent(fakegcs):
 
 
 async def test_async_stream(several):
-    async with aiter(aio.ParquetIterDataset(several, ['id'], cycle_length=1).batch(10)) as iterator:
+    async with aiter(ParquetIterDataset(several, ['id'], cycle_length=1).batch(10)) as iterator:
         assert [batch['id'][0] async for batch in iterator] == list(range(0, 80, 10))
-    iterator = aiter(aio.ParquetIterDataset(several))
+    iterator = aiter(ParquetIterDataset(several))
     await iterator.start_prefetch()
     await iterator.aclose()
     assert len(asyncio.all_tasks()) == 1
@@ -599,7 +601,7 @@ def test_damaged_files_are_errors(tmp_path):
         with pytest.raises(CorruptError, match=r'damaged\.parquet'):
             granular.ParquetDataSource(path)
         with pytest.raises(CorruptError, match=r'damaged\.parquet'):
-            next(iter(granular.ParquetIterDataset(path)))
+            next(iter(ParquetIterDataset(path)))
     caught = 0
     for at in rng.integers(4, len(intact) - 3000, 20).tolist():
         path.write_bytes(intact[:at] + bytes([intact[at] ^ 0x55]) + intact[at + 1 :])
@@ -637,15 +639,15 @@ def test_damaged_row_group_can_be_skipped(tmp_path):
     path.write_bytes(data)
     for stream in (
         granular.MapDataset.source(granular.ParquetDataSource(path)).to_iter_dataset(on_error='skip'),
-        granular.ParquetIterDataset(path, on_error='skip'),
+        ParquetIterDataset(path, on_error='skip'),
     ):
         with iter(stream) as iterator:
             assert [row['id'] for row in iterator] == [*range(100), *range(200, 300)]
             assert len(iterator.errors) == 100
-    replaced = granular.ParquetIterDataset(path, on_error=lambda index, error: {'id': -1})
+    replaced = ParquetIterDataset(path, on_error=lambda index, error: {'id': -1})
     ids = [*range(100), *[-1] * 100, *range(200, 300)]
     assert list(replaced.map(lambda row: (row['id'],))) == [(i,) for i in ids]
-    with iter(granular.ParquetIterDataset(path)) as iterator:
+    with iter(ParquetIterDataset(path)) as iterator:
         assert [next(iterator)['id'] for _ in range(100)] == list(range(100))
         with pytest.raises(CorruptError, match='row group 1'):
             next(iterator)
@@ -692,12 +694,12 @@ def test_text_that_is_not_utf8_names_file_row_and_column(tmp_path, column):
         stream = granular.MapDataset.source(source).to_iter_dataset(on_error='skip')
         assert [row['id'] for row in stream] == 2 * [i for i in range(12) if i % 4 != 3]
     with pytest.raises(DatapointError, match='/a: row 3'):
-        list(granular.ParquetIterDataset(paths[0]))
+        list(ParquetIterDataset(paths[0]))
 
 
 def test_stream_of_a_replaced_file_is_an_error(bucket):
     path = write(bucket / 'x', numbers(100), row_group_size=10)
-    with iter(granular.ParquetIterDataset(path, read_ahead=0, read_options=granular.ReadOptions(16, 8))) as iterator:
+    with iter(ParquetIterDataset(path, read_ahead=0, read_options=granular.ReadOptions(16, 8))) as iterator:
         assert next(iterator)['id'] == 0
         write(path, numbers(100, first=7), row_group_size=10)
         with pytest.raises(ObjectChangedError, match='replaced'):
@@ -717,7 +719,7 @@ def test_files_with_different_schemas_are_rejected(tmp_path):
         granular.ParquetDataSource(tmp_path / 'locked')
 
 
-@pytest.mark.parametrize('source', [granular.ParquetIterDataset, granular.ParquetDataSource])
+@pytest.mark.parametrize('source', [ParquetIterDataset, granular.ParquetDataSource])
 @pytest.mark.parametrize('columns', ['id', [1], [['id']], 1])
 def test_columns_are_validated(several, source, columns):
     with pytest.raises(InvalidArgumentError, match='columns: expected a sequence of names'):
@@ -727,7 +729,7 @@ def test_columns_are_validated(several, source, columns):
 @pytest.mark.parametrize('options', [{'cycle_length': 0}, {'read_ahead': -1}])
 def test_counts_are_validated(several, options):
     with pytest.raises(InvalidArgumentError):
-        granular.ParquetIterDataset(several, **options)
+        ParquetIterDataset(several, **options)
 
 
 def test_missing_pyarrow_is_named(several, monkeypatch):
@@ -735,4 +737,4 @@ def test_missing_pyarrow_is_named(several, monkeypatch):
     with pytest.raises(MissingExtraError, match=r'pip install .*\[parquet\]'):
         granular.ParquetDataSource(several)
     with pytest.raises(MissingExtraError, match=r'pip install .*\[parquet\]'):
-        granular.ParquetIterDataset(several)
+        ParquetIterDataset(several)

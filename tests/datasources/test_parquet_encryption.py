@@ -10,6 +10,7 @@ from pyarrow.parquet import encryption
 
 import granular
 from granular.errors import GranularError, UnsupportedError
+from granular.grain.experimental import ParquetIterDataset
 from tests.view.serving import Served
 from tests.view.test_server import ask
 
@@ -53,7 +54,7 @@ def test_files_with_encrypted_columns_are_refused(tmp_path, name, plain):
     with pytest.raises(UnsupportedError, match=r'x\.parquet: .*encrypted.* write it again without encryption'):
         granular.ParquetDataSource(path, columns=['id'])
     with pytest.raises(UnsupportedError, match='encrypted'):
-        list(granular.ParquetIterDataset(path, columns=['id']))
+        list(ParquetIterDataset(path, columns=['id']))
     with Served(granular.Path(tmp_path)) as served:
         answer = ask(served, '/api/dataset', path='x.parquet')
         assert answer.status != 200

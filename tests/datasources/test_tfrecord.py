@@ -20,6 +20,7 @@ from granular.errors import (
     UnsupportedError,
 )
 from granular.formats import decode_example
+from granular.grain.experimental import TFRecordIterDataset
 from tests.support import examples, tables
 from tests.support.examples import frame
 from tests.support.requests import requests, steady
@@ -50,7 +51,7 @@ def test_grain_reads_the_same_records(tmp_path, grain):
     path = write(granular.Path(tmp_path / 'x.tfrecord'))
     script = 'print(json.dumps([r.hex() for r in grain.experimental.TFRecordIterDataset(sys.argv[1])]))'
     theirs = grain.run('import grain.experimental\n' + script, str(path))
-    assert [bytes.fromhex(text) for text in theirs] == list(granular.TFRecordIterDataset(path))
+    assert [bytes.fromhex(text) for text in theirs] == list(TFRecordIterDataset(path))
 
 
 def test_files_have_the_bytes_that_tensorflow_writes():
@@ -90,7 +91,7 @@ def test_streams_yield_records_and_resume(root, compress):
     paths = [write(root / f'{i}.tfrecord.gz', count, first, compress) for i, (count, first) in
              enumerate([(30, 0), (0, 30), (25, 30)])]  # fmt: skip
     expected = [record(i) for i in range(55)]
-    stream = granular.TFRecordIterDataset(paths)
+    stream = TFRecordIterDataset(paths)
     assert list(stream) == expected
     assert list(stream.map(len).batch(10))[5].tolist() == list(map(len, expected[50:]))
     with iter(stream) as iterator, iter(stream) as other:
@@ -106,7 +107,7 @@ def test_streams_yield_records_and_resume(root, compress):
 
 
 def test_streams_are_streams_like_others(several):
-    stream = granular.TFRecordIterDataset(several)
+    stream = TFRecordIterDataset(several)
     assert list(stream.repeat(2)) == 2 * [record(i) for i in range(28)]
     assert list(granular.IterDataset.zip([stream, stream]))[27] == (record(27), record(27))
     assert list(stream.mp_prefetch(0)) == [record(i) for i in range(28)]
@@ -117,7 +118,7 @@ def test_workers_of_torch_share_the_records(several):
     from granular.integrations.torch import IterableDataset  # a slow import, needed only here
 
     for part in range(3):
-        shard = IterableDataset(granular.TFRecordIterDataset(several), shard_options=granular.ShardOptions(part, 3))
+        shard = IterableDataset(TFRecordIterDataset(several), shard_options=granular.ShardOptions(part, 3))
         assert list(shard) == [record(i) for i in range(part, 28, 3)]
 
 
@@ -125,13 +126,13 @@ def test_gzip_with_members_and_padding(tmp_path):
     records = [frame(record(i)) for i in range(30)]
     data = gzip.compress(b''.join(records[:10])) + gzip.compress(b''.join(records[10:])) + bytes(512)
     (tmp_path / 'x.gz').write_bytes(data)
-    assert list(granular.TFRecordIterDataset(tmp_path / 'x.gz')) == [record(i) for i in range(30)]
+    assert list(TFRecordIterDataset(tmp_path / 'x.gz')) == [record(i) for i in range(30)]
 
 
 def test_highly_compressed_records_are_decompressed_in_parts(tmp_path):
     content = b''.join(frame(bytes(1 << 20)) for _ in range(30))
     (tmp_path / 'x.gz').write_bytes(gzip.compress(content, 1))
-    stream = iter(granular.TFRecordIterDataset(tmp_path / 'x.gz'))
+    stream = iter(TFRecordIterDataset(tmp_path / 'x.gz'))
     assert sum(map(len, stream)) == 30 << 20
 
 
@@ -139,7 +140,7 @@ def test_plain_file_that_looks_compressed_is_read(tmp_path):
     size = 0x088B1F  # whose bytes are those of gzip
     path = granular.Path(tmp_path / 'x.tfrecord')
     path.write_bytes(frame(bytes(size)))
-    assert [len(item) for item in granular.TFRecordIterDataset(path)] == [size]
+    assert [len(item) for item in TFRecordIterDataset(path)] == [size]
     assert len(granular.TFRecordDataSource(path)[0]) == size
 
 
@@ -156,7 +157,7 @@ def test_states_fit_any_number_of_hosts(several, before, after):
 
     def part(host, hosts):
         shard = granular.ShardOptions(host, hosts)
-        return iter(IterableDataset(granular.TFRecordIterDataset(several), shard_options=shard))
+        return iter(IterableDataset(TFRecordIterDataset(several), shard_options=shard))
 
     for taken in (0, 1, 5):
         seen, states = [], []
@@ -176,7 +177,7 @@ def test_states_of_all_hosts_are_of_one_position_or_refused(several, tmp_path):
 
     def part(host, hosts):
         shard = granular.ShardOptions(host, hosts)
-        return iter(IterableDataset(granular.TFRecordIterDataset(several).repeat(2), shard_options=shard))
+        return iter(IterableDataset(TFRecordIterDataset(several).repeat(2), shard_options=shard))
 
     parts = [part(host, 3) for host in range(3)]  # of 10, 9 and 9 records
     for count in range(1, 11):
@@ -203,7 +204,7 @@ def test_hosts_get_their_intact_records_before_the_error(root, damaged):
     path.write_bytes(bytes(content))
     for host in range(3):
         shard, found = granular.ShardOptions(host, 3), []
-        iterator = iter(IterableDataset(granular.TFRecordIterDataset(path), shard_options=shard))
+        iterator = iter(IterableDataset(TFRecordIterDataset(path), shard_options=shard))
         with pytest.raises(CorruptRecordError):
             found.extend(iterator)
         assert found == [record(i) for i in range(host, damaged, 3)]
@@ -211,7 +212,7 @@ def test_hosts_get_their_intact_records_before_the_error(root, damaged):
 
 def test_window_over_several_files_notices_that_a_later_one_was_replaced(root):
     paths = [write(root / f'{i}.tfrecord', 2, 2 * i) for i in range(5)]
-    stream = granular.TFRecordIterDataset(paths).window_shuffle(6, seed=0)
+    stream = TFRecordIterDataset(paths).window_shuffle(6, seed=0)
     with iter(stream) as iterator:
         next(iterator)
         state, rest = json.loads(json.dumps(iterator.get_state())), list(iterator)
@@ -230,7 +231,7 @@ def test_window_over_several_files_notices_that_a_later_one_was_replaced(root):
 
 
 def test_invalid_states_are_errors(several):
-    iterator = iter(granular.TFRecordIterDataset(several))
+    iterator = iter(TFRecordIterDataset(several))
     start = iterator.get_state()
 
     def restore(state):
@@ -281,7 +282,7 @@ def test_damage_is_an_error_that_names_the_record(tmp_path, name, data, intact, 
         list(granular.TFRecordDataSource(path))
     for content, expected in ((data, match), (gzip.compress(data), 'expected at most' if 'huge' in name else match)):
         path.write_bytes(content)
-        iterator = iter(granular.TFRecordIterDataset(path))
+        iterator = iter(TFRecordIterDataset(path))
         assert [next(iterator) for _ in range(intact)] == [record(i) for i in range(intact)]
         state = iterator.get_state()
         for _ in range(2):
@@ -297,7 +298,7 @@ def test_damaged_compression_is_an_error(tmp_path):
     for data, match in ((content[:-20], 'truncated'), (content[:200] + bytes(50) + content[250:], 'damaged|checksum')):
         path.write_bytes(data)
         with pytest.raises(CorruptError, match=rf'x\.gz.*({match})'):
-            list(granular.TFRecordIterDataset(path))
+            list(TFRecordIterDataset(path))
 
 
 @settings(max_examples=tables.examples(60))
@@ -308,7 +309,7 @@ def test_any_changed_byte_is_noticed(tmp_path, position, change):
     (tmp_path / 'x').write_bytes(data)
     number = next(i for i in range(20) if position < sum(map(len, INTACT[: i + 1])))
     with pytest.raises(CorruptRecordError, match=f'record {number} '):
-        list(granular.TFRecordIterDataset(tmp_path / 'x'))
+        list(TFRecordIterDataset(tmp_path / 'x'))
     with pytest.raises(CorruptRecordError, match=f'record {number} '):
         granular.TFRecordDataSource(tmp_path / 'x').fetch([number])
 

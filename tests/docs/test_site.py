@@ -65,6 +65,11 @@ def test_each_public_name_has_one_entry(module):
     assert sorted(entries) == sorted(names)
 
 
+def test_first_page_of_the_reference_lists_all_names_of_the_package():
+    listed = re.findall(r':py:(?:obj|mod):`~granular\.(\w+)`', (DOCS / 'reference/index.rst').read_text())
+    assert sorted(listed) == sorted(granular.__all__)
+
+
 def test_what_is_the_same_is_described_once():
     aliases = {name: original for _, name, original in ENTRIES if original}
     described = {name for _, name, original in ENTRIES if not original}

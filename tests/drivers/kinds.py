@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import granular
+from granular.grain.sharding import NoSharding
 from granular.integrations.torch import Batches, IterableDataset
 from tests.drivers.verdicts import LENGTH
 
@@ -79,7 +80,7 @@ class PlainIterable(torch.utils.data.IterableDataset):
     """
 
     def __init__(self, setting: Setting) -> None:
-        elements = IterableDataset(dataset(setting), granular.NoSharding())
+        elements = IterableDataset(dataset(setting), NoSharding())
         self._orders, self._epoch = [], 0
         for epoch in range(EPOCHS):
             elements.set_epoch(epoch)
@@ -131,7 +132,7 @@ def _iterable(loader: Callable[..., Any], source: Any, setting: Setting) -> Any:
 
 def _granular(setting: Setting) -> IterableDataset:
     if setting.divides_iterables:  # by their elements
-        return IterableDataset(dataset(setting), granular.NoSharding())
+        return IterableDataset(dataset(setting), NoSharding())
     return IterableDataset(dataset(setting).batch(BATCH), setting.asked)
 
 

@@ -11,6 +11,7 @@ import transformers
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import granular
+from granular.grain.sharding import NoSharding
 from granular.integrations.lightning import Resumable
 from granular.integrations.torch import IterableDataset
 
@@ -103,7 +104,7 @@ def test_hf_trainer(tmp_path, strategy):
             logging_strategy='no', remove_unused_columns=False, per_device_train_batch_size=1,
             dataloader_pin_memory=False,
         )  # fmt: skip
-        data = IterableDataset(planned(strategy), granular.NoSharding(), sized=True)
+        data = IterableDataset(planned(strategy), NoSharding(), sized=True)
         trainer = transformers.Trainer(model, arguments, train_dataset=data, data_collator=tensors)
         trainer.train(resume_from_checkpoint=resumed)
         seen += model.seen

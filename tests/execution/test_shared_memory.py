@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import granular
-from granular import MapDataset, MultiprocessingOptions
+from granular import MapDataset
+from granular.grain import MultiprocessingOptions
 from tests.support.tables import each_value
 
 pytestmark = pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')

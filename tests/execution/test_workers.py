@@ -18,8 +18,9 @@ import psutil
 import pytest
 
 import granular
-from granular import MapDataset, MultiprocessingOptions, sources
+from granular import MapDataset, sources
 from granular.errors import FunctionError, GranularError, InvalidArgumentError, WorkerError
+from granular.grain import MultiprocessingOptions
 from tests import ROOT
 from tests.support.programs import INTERRUPTIBLE, program
 from tests.support.seams import split_for_worker
@@ -525,7 +526,7 @@ def loaders(method):
 
 def streams(method):
     dataset = granular.MapDataset.range(len(RAISED) + 3).map(local())
-    workers = granular.MultiprocessingOptions(int(method is not None), start_method=method or 'spawn')
+    workers = granular.grain.MultiprocessingOptions(int(method is not None), start_method=method or 'spawn')
     with iter(dataset.to_iter_dataset().mp_prefetch(workers)) as iterator:
         for step in range(1, len(dataset)):
             iterator.set_state({'version': 5, 'state': step})
@@ -592,7 +593,7 @@ if __name__ == '__main__':
             return {'x': i}
 
     numbers, method = range(9), sys.argv[1]
-    workers = granular.MultiprocessingOptions(1, start_method=method)
+    workers = granular.grain.MultiprocessingOptions(1, start_method=method)
     sampler = granular.grain.samplers.IndexSampler(9, num_epochs=1)
     loaders = {
         'double': granular.Loader(granular.MapDataset.range(9).map(double), 1, workers=1, mp=method, on_error='skip'),
@@ -791,7 +792,7 @@ def interrupt():
 if __name__ == '__main__':
     begun, interrupts = threading.Event(), []
     signal.signal(signal.SIGINT, lambda *_: interrupts.append(1))
-    options = granular.MultiprocessingOptions(2, start_method='spawn')
+    options = granular.grain.MultiprocessingOptions(2, start_method='spawn')
     stream = iter(granular.MapDataset.range(8).map(double).to_iter_dataset().mp_prefetch(options))
     thread = threading.Thread(target=interrupt)
     thread.start()

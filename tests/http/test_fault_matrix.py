@@ -24,6 +24,7 @@ from granular.errors import (
     StoreError,
     StoreTimeoutError,
 )
+from granular.grain import MultiprocessingOptions
 from tests.support.credentials import AmazonKeys, google_key
 from tests.support.faults import FaultServer
 from tests.support.tables import cover
@@ -190,7 +191,7 @@ def batches(reader, fault):
 def elements(reader, fault, worker):
     stream = granular.MapDataset.source(reader).to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=BATCH))
     if worker:
-        stream = stream.mp_prefetch(granular.MultiprocessingOptions(num_workers=1, start_method='fork'))
+        stream = stream.mp_prefetch(MultiprocessingOptions(num_workers=1, start_method='fork'))
     result = []
     with iter(stream) as iterator:
         if worker:

@@ -15,6 +15,7 @@ import pytest
 import granular
 from granular import aio
 from granular.errors import GranularError, StoreError, WorkerError
+from granular.grain import MultiprocessingOptions
 from tests.support import seams
 from tests.support.faults import DATA, FaultServer, md5_etag
 from tests.support.outages import (
@@ -182,7 +183,7 @@ def test_workers_inherit_the_servers_that_have_replied(server, method, monkeypat
     assert known
     monkeypatch.setattr(multiprocessing, 'get_start_method', lambda *args, **kwargs: method)
     dataset = granular.MapDataset.range(2).map(replied).to_iter_dataset()
-    options = granular.MultiprocessingOptions(num_workers=1, start_method=method)
+    options = MultiprocessingOptions(num_workers=1, start_method=method)
     assert set(known) <= set(next(iter(dataset.mp_prefetch(options))))
 
 
@@ -200,7 +201,7 @@ def read_or_die(url, died, step):
 def test_successors_of_workers_inherit_the_servers_that_have_replied(server, method, tmp_path):
     port = urllib.parse.urlsplit(server.endpoint).port
     read = functools.partial(read_or_die, f'{server.endpoint}/bucket/object', tmp_path / 'died')
-    options = granular.MultiprocessingOptions(num_workers=1, start_method=method)
+    options = MultiprocessingOptions(num_workers=1, start_method=method)
     with iter(granular.MapDataset.range(3).map(read).to_iter_dataset().mp_prefetch(options)) as steps:
         with pytest.raises(WorkerError):
             list(steps)

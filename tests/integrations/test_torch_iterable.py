@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import granular
-from granular import IterDataset, MapDataset, NoSharding, ShardByTorchRank, ShardOptions
+from granular import IterDataset, MapDataset, ShardByTorchRank, ShardOptions
 from granular.errors import InvalidArgumentError, StateError, UnsupportedError
+from granular.grain.sharding import NoSharding
 from tests.support.late import imported
 
 DataLoader = imported('torch.utils.data', 'DataLoader')

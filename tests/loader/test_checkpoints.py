@@ -10,6 +10,7 @@ import pytest
 import granular
 from granular import MapDataset, ShardOptions, aio
 from granular.errors import NotFoundError, StateError
+from granular.grain.experimental import DatasetOptions
 
 
 def stream(index=0, count=1):
@@ -148,7 +149,7 @@ def test_progress_shows_the_waiting_stage(capsys):
     ids=['MapDataset', 'IterDataset', 'iterator', 'DataLoader'],
 )  # fmt: skip
 def test_progress_shows_the_time_of_each_stage_and_leaves_timing_as_it_was(items_of, capsys):
-    options = granular.DatasetOptions(stage_timing=True)
+    options = DatasetOptions(stage_timing=True)
     other = granular.MapDataset.range(100).map(abs).to_iter_dataset(granular.ReadOptions(2, 0)).with_options(options)
     with iter(other) as iterator:
         next(iterator)

@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import granular
-from granular import MapDataset, MultiprocessingOptions, metrics
+from granular import MapDataset, metrics
 from granular.errors import GranularError
+from granular.grain import MultiprocessingOptions
+from granular.grain.experimental import DatasetOptions
 from tests.support import seams
 from tests.support.faults import DATA, FaultServer
 
@@ -244,7 +246,7 @@ def test_waking_up_counts_as_waiting_for_a_stream(monkeypatch):
     switches = seams.delay_consumer(monkeypatch, lambda: clock.advance(100))
     dataset = granular.MapDataset.range(30).to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=0))
     for stages in (lambda stream: stream, lambda stream: stream.window_shuffle(1, seed=0).batch(1)):
-        stream = stages(dataset).with_options(granular.DatasetOptions(stage_timing=True))
+        stream = stages(dataset).with_options(DatasetOptions(stage_timing=True))
         switches.clear()
         with iter(stream) as elements:
             for _ in range(3):

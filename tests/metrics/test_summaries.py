@@ -7,6 +7,7 @@ from granular import metrics
 from granular.aio.pipeline.summary import ExecutionSummary, StageSummary
 from granular.aio.runtime.pools import CORES
 from granular.errors import InvalidArgumentError
+from granular.grain.experimental import DatasetOptions
 from tests.metrics.test_metrics import Clock
 from tests.support.faults import FaultServer
 
@@ -96,7 +97,7 @@ def check(summary, bound, seconds):
 def test_summary_of_a_stream_names_its_bottleneck(dataset, bound, timed):
     options = granular.ReadOptions(num_threads=1, prefetch_buffer_size=0)
     stream = dataset.to_iter_dataset(options).batch(3)
-    with iter(stream.with_options(granular.DatasetOptions(stage_timing=True))) as batches:
+    with iter(stream.with_options(DatasetOptions(stage_timing=True))) as batches:
         for _ in range(3):
             next(batches)
             bound.slow('consumer')

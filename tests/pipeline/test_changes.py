@@ -13,6 +13,7 @@ import pytest
 import granular
 from granular import IterDataset, Loader, MapDataset, changes
 from granular.errors import InvalidArgumentError, StateError
+from granular.grain.experimental import ParquetIterDataset
 from tests.support.declared import declared_in
 
 
@@ -327,7 +328,7 @@ def test_files_and_datasets_continue_at_another_address(tmp_path):
 
     def streams(name):
         path = tmp_path / name / 'rows.parquet'
-        yield granular.ParquetIterDataset(path).map(draw_nothing)
+        yield ParquetIterDataset(path).map(draw_nothing)
         source = MapDataset.source(granular.ParquetDataSource(path))
         yield source.select(['id']).shuffle(1).to_iter_dataset()
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import granular
-from granular import NoSharding, ShardOptions
+from granular import ShardOptions
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
 from granular.grain import DataLoader
 from granular.grain.samplers import IndexSampler, SequentialSampler
+from granular.grain.sharding import NoSharding, ShardByJaxProcess
 from granular.grain.transforms import Batch
 from tests.support.states import plain
 
@@ -222,7 +223,7 @@ def test_sampler_without_length_ends_at_its_first_index_error():
 @pytest.mark.parametrize('name', ['torch', 'jax'])
 def test_missing_frameworks_are_named(monkeypatch, name):
     monkeypatch.setitem(sys.modules, {'torch': 'torch.distributed'}.get(name, name), None)
-    kind = {'torch': granular.ShardByTorchRank, 'jax': granular.ShardByJaxProcess}[name]
+    kind = {'torch': granular.ShardByTorchRank, 'jax': ShardByJaxProcess}[name]
     with pytest.raises(granular.errors.MissingExtraError, match=rf'pip install .*\[{name}\]'):
         kind()
 

@@ -8,7 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from granular import MapDataset, MultiprocessingOptions, ReadOptions, aio, shuffle
+from granular import MapDataset, ReadOptions, aio, shuffle
+from granular.grain import MultiprocessingOptions
 from tests.support.states import plain
 
 ELEMENTS = 300_000  # more than are looked up at a time; a tenth is more than is arranged on the event loop

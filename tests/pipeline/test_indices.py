@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import granular
 from granular import IterDataset, MapDataset, ReadOptions, ShardOptions
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
+from granular.grain import DatasetIterator
 from tests.support.states import plain
 
 # Our expressions, and those of Grain where there is one. `d` is a MapDataset of 23 elements.
@@ -325,7 +326,7 @@ def test_states_of_programs_are_checked():
         def __iter__(self):
             return CounterIterator(self.state)
 
-    class CounterIterator(granular.DatasetIterator):
+    class CounterIterator(DatasetIterator):
         def __init__(self, state):
             super().__init__()
             self._count, self._state = 0, state

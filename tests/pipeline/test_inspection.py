@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import granular
-from granular import DatasetOptions, IterDataset, MapDataset
+from granular import IterDataset, MapDataset
 from granular.errors import InvalidArgumentError
-from granular.grain.experimental import ShapeDtypeStruct, get_element_spec
+from granular.grain import DatasetIterator
+from granular.grain.experimental import DatasetOptions, ShapeDtypeStruct, get_element_spec
 
 
 def struct(shape, dtype):
@@ -225,7 +226,7 @@ class Negated(IterDataset):
         return NegatedIterator(iter(self._parent))
 
 
-class NegatedIterator(granular.DatasetIterator):
+class NegatedIterator(DatasetIterator):
     def __next__(self):
         return -next(self._parent)
 

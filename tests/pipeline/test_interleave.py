@@ -15,6 +15,8 @@ from pyarrow import parquet
 import granular
 from granular import IterDataset, MapDataset, ReadOptions, ShardOptions
 from granular.errors import InvalidArgumentError, StateError
+from granular.grain import MultiprocessingOptions
+from granular.grain.experimental import DatasetOptions, ParquetIterDataset
 from tests.support.states import check_each_state, plain
 
 # The same expressions here, where `I` is `IterDataset.interleave`, and with Grain.
@@ -189,11 +191,11 @@ def test_options_and_shards_reach_datasets_that_are_made():
     shards = [IterableDataset(stream, shard_options=ShardOptions(i, 2)) for i in range(2)]
     assert sorted([*shards[0], *shards[1]]) == sorted(stream)
     files = MapDataset.range(2).map(lambda n: MapDataset.range(2000).to_iter_dataset().filter(lambda x: x % 9 == n))
-    strict = granular.DatasetOptions(filter_raise_threshold_ratio=0.5)
+    strict = DatasetOptions(filter_raise_threshold_ratio=0.5)
     with pytest.raises(granular.errors.DatapointError, match='filter_raise_threshold_ratio'):
         list(IterDataset.interleave(files, 1).with_options(strict))
     in_workers = IterDataset.interleave(MapDataset.range(1, 3).map(part), 2)
-    in_workers = in_workers.mp_prefetch(granular.MultiprocessingOptions(1, start_method='fork'))
+    in_workers = in_workers.mp_prefetch(MultiprocessingOptions(1, start_method='fork'))
     assert list(in_workers) == [100, 200, 201]
 
 
@@ -208,12 +210,10 @@ def record(number, count):
 
 def test_worker_init_fn_is_called_in_each_worker():
     dataset = MapDataset.range(6).map(Recorded()).batch(1, batch_fn=list).to_iter_dataset()
-    elements = [
-        element for (element,) in dataset.mp_prefetch(granular.MultiprocessingOptions(2, start_method='fork'), record)
-    ]
+    elements = [element for (element,) in dataset.mp_prefetch(MultiprocessingOptions(2, start_method='fork'), record)]
     assert [element for element, _ in elements] == list(range(6))
     assert {tuple(place) for _, place in elements} == {(0, 2), (1, 2)}
-    options = granular.MultiprocessingOptions(1, start_method='forkserver', worker_init_fn=fail)
+    options = MultiprocessingOptions(1, start_method='forkserver', worker_init_fn=fail)
     with pytest.raises(ZeroDivisionError):
         list(dataset.mp_prefetch(options))
     with pytest.raises(InvalidArgumentError, match='worker_init_fn: expected a function'):
@@ -256,7 +256,7 @@ def test_sequential_slices_equal_those_of_grain(grain):
             parts[-1].set_slice(slice(i, None, 3), True)
         assert plain(list(IterDataset.interleave(parts, 3))) == expected, name
     dataset = MapDataset.range(23).shuffle(seed=3).to_iter_dataset()
-    stream = dataset.mp_prefetch(granular.MultiprocessingOptions(2, start_method='fork'), record, sequential_slice=True)
+    stream = dataset.mp_prefetch(MultiprocessingOptions(2, start_method='fork'), record, sequential_slice=True)
     elements = list(stream)
     assert sorted(elements) == list(range(23))
     assert set(elements[:22:2]) <= set(range(12))
@@ -393,7 +393,7 @@ def test_states_that_are_refused_leave_no_streams_behind():
 SOURCES_OF_FILES = {
     'list': lambda path: MapDataset.source(json.loads(path.read_text())),
     'data source': lambda path: MapDataset.source(granular.ParquetDataSource(str(path))).map(lambda row: row['x']),
-    'stream of rows': lambda path: granular.ParquetIterDataset(str(path)).map(lambda row: row['x']),
+    'stream of rows': lambda path: ParquetIterDataset(str(path)).map(lambda row: row['x']),
     'batches': lambda path: MapDataset.source(json.loads(path.read_text())).to_iter_dataset().batch(2),
 }
 

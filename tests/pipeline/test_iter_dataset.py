@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import granular
 from granular import MapDataset, ReadOptions, ShardOptions, aio
 from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError, UnsupportedError
-from granular.grain.experimental import batch_and_pad
+from granular.grain import DatasetIterator, MultiprocessingOptions
+from granular.grain.experimental import DatasetOptions, batch_and_pad
 from tests.support.states import check_each_state, plain
 from tests.support.tables import examples
 
@@ -513,8 +514,8 @@ def test_streams_without_elements_end():
      lambda d: d.seed(-1), lambda d: d.seed('12'), lambda d: d.seed([]), lambda d: type(d).mix([d], {'a': 1}),
      lambda d: type(d).mix({'a': d}, {'b': 1}), lambda d: type(d).mix([d, d], [1e-310, 1]),
      lambda d: type(d).mix([d, d], [[1, 2], [3, 4]]), lambda d: type(d).mix([d, d], np.ones((2, 2))),
-     lambda d: type(d).mix({0: d, 1: d}), lambda d: granular.MultiprocessingOptions(1, 0),
-     lambda d: granular.MultiprocessingOptions(1, start_method='thread')],
+     lambda d: type(d).mix({0: d, 1: d}), lambda d: MultiprocessingOptions(1, 0),
+     lambda d: MultiprocessingOptions(1, start_method='thread')],
 )  # fmt: skip
 def test_invalid_arguments_are_rejected(make):
     with pytest.raises(InvalidArgumentError):
@@ -557,7 +558,7 @@ def test_numpy_integers_are_integers():
 
 
 def test_annotations_with_element_types():
-    for kind in (MapDataset, aio.MapDataset, granular.IterDataset, granular.DatasetIterator):
+    for kind in (MapDataset, aio.MapDataset, granular.IterDataset, DatasetIterator):
         assert kind[int].__origin__ is kind
 
 
@@ -582,7 +583,7 @@ def test_filters_that_drop_almost_everything_warn_or_raise(name, caplog):
     assert 'few' in caplog.text or name == 'after a batch'
     assert 'dropped 950 of 1000 consecutive elements' in caplog.text
     caplog.clear()
-    options = granular.DatasetOptions
+    options = DatasetOptions
     for quiet in (options(filter_warn_threshold_ratio=None), options(filter_warn_threshold_ratio=0.96)):
         assert list(stream.with_options(quiet)) == expected
     assert not caplog.records
@@ -666,7 +667,7 @@ def test_stream_too_short_for_a_batch_is_a_warning(name, caplog):
 
 def test_functions_that_return_none_for_ever_are_a_warning(caplog):
     endless = MapDataset.range(50).map(nothing).repeat().to_iter_dataset()
-    with iter(endless.with_options(granular.DatasetOptions(filter_raise_threshold_ratio=1))) as iterator:
+    with iter(endless.with_options(DatasetOptions(filter_raise_threshold_ratio=1))) as iterator:
         with pytest.raises(DatapointError, match=r'map\(nothing\) dropped 1000 of 1000 consecutive elements'):
             next(iterator)
 

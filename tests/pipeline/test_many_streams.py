@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from granular import DatasetIterator, IterDataset, MapDataset, ReadOptions
+from granular import IterDataset, MapDataset, ReadOptions
+from granular.grain import DatasetIterator
 from tests.support.seams import CORES
 
 

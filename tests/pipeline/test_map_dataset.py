@@ -12,6 +12,7 @@ import pytest
 import granular
 from granular import MapDataset, aio, shuffle
 from granular.errors import DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
+from granular.grain import MultiprocessingOptions
 from tests.support.states import plain
 
 # Each expression is evaluated here and with Grain; `M` is the MapDataset of that package.
@@ -360,9 +361,7 @@ def test_flat_map_of_failing_and_long_elements():
         lambda dataset: dataset[1::2],
         lambda dataset: dataset.to_iter_dataset(shard_options=granular.ShardOptions(1, 2)),
         lambda dataset: dataset[7:].to_iter_dataset(),
-        lambda dataset: (
-            dataset[1::2].to_iter_dataset().mp_prefetch(granular.MultiprocessingOptions(1, start_method='fork'))
-        ),
+        lambda dataset: dataset[1::2].to_iter_dataset().mp_prefetch(MultiprocessingOptions(1, start_method='fork')),
     ],
 )
 def test_flat_map_fails_for_each_element_of_a_datapoint_that_fails(elements):

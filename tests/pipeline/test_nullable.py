@@ -7,7 +7,7 @@ from pyarrow import parquet
 
 import granular
 from granular.errors import DatapointError
-from granular.grain.experimental import get_element_spec
+from granular.grain.experimental import ParquetIterDataset, get_element_spec
 
 # Of batches of three: one without None, one with some, one of None alone.
 PRESENT = [True, True, True, True, False, True, False, False, False, True, True, True]
@@ -86,9 +86,9 @@ def test_types_of_batches_do_not_depend_on_their_values(source, pipeline, tmp_pa
 
 def test_rows_of_a_parquet_stream_have_the_same_types_in_all_batches(tmp_path):
     path, names = in_parquet(tmp_path)
-    for batch in granular.ParquetIterDataset(path).batch(3):
+    for batch in ParquetIterDataset(path).batch(3):
         assert {name for name, values in batch.items() if values.dtype == object} == names
-    for batch in granular.ParquetIterDataset(path, columns=['plain', 'bool']).filter(lambda row: True).batch(3):
+    for batch in ParquetIterDataset(path, columns=['plain', 'bool']).filter(lambda row: True).batch(3):
         assert [batch[name].dtype for name in ('plain', 'bool')] == [np.int64, object]
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import granular
-from granular import MapDataset, MultiprocessingOptions
+from granular import MapDataset
 from granular.errors import StateError
+from granular.grain import MultiprocessingOptions
 from tests.pipeline.test_iter_dataset import STREAMS
 from tests.support.states import check_each_state, plain
 

@@ -12,6 +12,7 @@ from pyarrow import parquet
 
 import granular
 from granular import MapDataset, sources
+from granular.grain.experimental import ParquetIterDataset
 from tests.support.seams import stream_of
 
 LENGTH = 24
@@ -222,7 +223,7 @@ def test_streams_of_files_have_epochs(tmp_path):
     paths = [tmp_path / f'{i}.parquet' for i in range(3)]
     for i, path in enumerate(paths):
         parquet.write_table(pyarrow.table({'x': [100 * i + j for j in range(20)]}), path, row_group_size=6)
-    stream = granular.ParquetIterDataset([str(path) for path in paths])
+    stream = ParquetIterDataset([str(path) for path in paths])
     assert stream_of(stream).at_epoch(3) is stream_of(stream)
     rows = [row['x'] for row in stream]
     for random in (

@@ -14,6 +14,7 @@ import pytest
 import granular
 from granular import IterDataset, MapDataset, shuffle, sources
 from granular.errors import CorruptError, DecodeError, StateError, UnknownKeyError
+from granular.grain.experimental import ParquetIterDataset, TFRecordIterDataset
 from tests.support.declared import declared_in
 from tests.support.files import FORMATS
 from tests.support.states import plain
@@ -190,9 +191,9 @@ def test_data_of_other_bytes_is_refused_unless_not_strict(tmp_path, name, over):
 
 
 STREAMS = {
-    'parquet': granular.ParquetIterDataset,
-    'one parquet': lambda paths: granular.ParquetIterDataset(paths[0]),
-    'tfrecord': granular.TFRecordIterDataset,
+    'parquet': ParquetIterDataset,
+    'one parquet': lambda paths: ParquetIterDataset(paths[0]),
+    'tfrecord': TFRecordIterDataset,
 }
 STAGES = {
     'alone': lambda stream: stream,
@@ -652,11 +653,11 @@ def test_error_of_a_read_while_a_state_is_restored_reaches_the_caller_unchanged(
 def test_damaged_file_is_named_while_a_state_is_restored(tmp_path):
     path = tmp_path / 'x.parquet'
     pq.write_table(pa.table({'x': range(9)}), path)
-    with iter(granular.ParquetIterDataset(path)) as iterator:
+    with iter(ParquetIterDataset(path)) as iterator:
         next(iterator)
         state = iterator.get_state()
     path.write_bytes(path.read_bytes()[:-9] + b'123456789')
-    with iter(granular.ParquetIterDataset(path)) as iterator, pytest.raises(CorruptError, match=r'x\.parquet'):
+    with iter(ParquetIterDataset(path)) as iterator, pytest.raises(CorruptError, match=r'x\.parquet'):
         iterator.set_state(state)
 
 

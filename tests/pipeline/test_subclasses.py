@@ -6,8 +6,9 @@ import threading
 import pytest
 
 import granular
-from granular import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ShardOptions
+from granular import IterDataset, MapDataset, ShardOptions
 from granular.errors import InvalidArgumentError, StateError
+from granular.grain import DatasetIterator, MultiprocessingOptions
 from tests.support.declared import declared_in
 from tests.support.states import check_each_state
 
@@ -69,7 +70,7 @@ SAME = [
     'list(B.IterDataset.mix([Sums(B.MapDataset.range(9).to_iter_dataset()), B.MapDataset.range(5).to_iter_dataset()]))',
 ]
 
-classes = {'B': granular}
+classes = {'B': granular.grain}
 exec(CLASSES, classes)
 Sums = classes['Sums']
 

@@ -29,6 +29,7 @@ import numpy as np
 import granular
 from granular import aio
 from granular.errors import GranularError
+from granular.grain import MultiprocessingOptions
 from tests.support.interpreters import Interpreter, Program
 from tests.support.servers import FakeGCSServer, MotoServer
 from tests.support.states import plain
@@ -39,7 +40,7 @@ OPTIONS = '-W', 'error::ResourceWarning'
 TIMEOUT = 100.0  # seconds in which a process that was interrupted must have ended
 COUNT, SPEC, SIZE = 24, {'n': 'int', 'x': 'array'}, 400_000  # datapoints, and bytes of files
 POINTS = [{'n': i, 'x': np.full(1000, i)} for i in range(COUNT)]
-FORK = granular.MultiprocessingOptions(1, start_method='fork')
+FORK = MultiprocessingOptions(1, start_method='fork')
 
 
 def slow(point: Any) -> Any:

@@ -15,6 +15,7 @@ import pytest
 import granular
 from granular import aio
 from granular.errors import GranularError, StateError
+from granular.grain.experimental import ParquetIterDataset, TFRecordIterDataset
 from tests.support.files import FILES
 from tests.support.states import plain
 from tests.support.streams import STREAMS, consume, running, save
@@ -69,9 +70,9 @@ def files(tmp_path_factory):
 
 
 OF_FILES = {
-    'Parquet': lambda folder: granular.ParquetIterDataset(str(folder / '0.parquet')),
-    'Parquet files': lambda folder: granular.ParquetIterDataset([str(folder / f'{i}.parquet') for i in range(3)]),
-    'TFRecord': lambda folder: granular.TFRecordIterDataset(str(folder / 'a.tfrecord')),
+    'Parquet': lambda folder: ParquetIterDataset(str(folder / '0.parquet')),
+    'Parquet files': lambda folder: ParquetIterDataset([str(folder / f'{i}.parquet') for i in range(3)]),
+    'TFRecord': lambda folder: TFRecordIterDataset(str(folder / 'a.tfrecord')),
     'rebatch': lambda folder: STREAMS['batch']().rebatch(3),
     'repeat': lambda folder: STREAMS['plain']().repeat(2),
     'limit': lambda folder: STREAMS['filter']().limit(6),

@@ -38,7 +38,7 @@ def copied(iterator):
 def streams(api, reader):
     # Both APIs have the same names.
     source = api.MapDataset.source(reader).repeat(50)
-    forked = granular.MultiprocessingOptions(1, start_method='fork')  # the Loader has two
+    forked = granular.grain.MultiprocessingOptions(1, start_method='fork')  # the Loader has two
     yield 'loader', lambda: api.Loader(api.sources.Epochs(reader), 2)
     yield 'loader with workers', lambda: api.Loader(api.sources.Epochs(reader), 2, workers=2, mp='fork')
     yield 'dataset', lambda: source.map(len)
@@ -56,7 +56,8 @@ def streams(api, reader):
     begin = iter if api is granular else aiter
     yield 'copied stream', lambda: copied(begin(api.MapDataset.range(6400).to_iter_dataset(small).prefetch(2)))
     yield 'copied loader', lambda: copied(api.Loader(api.sources.Epochs(reader), 2))
-    yield 'parquet', lambda: api.ParquetIterDataset(api.Path(f'{place}/rows.parquet', **json.loads(sys.argv[2])))
+    rows = api.Path(f'{place}/rows.parquet', **json.loads(sys.argv[2]))
+    yield 'parquet', lambda: granular.grain.experimental.ParquetIterDataset(rows)
 
 
 def places(api):

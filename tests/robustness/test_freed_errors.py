@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import granular
-from granular import MapDataset, MultiprocessingOptions
+from granular import MapDataset
 from granular.errors import GranularError
+from granular.grain import MultiprocessingOptions
 
 LENGTH = 12
 

@@ -8,8 +8,9 @@ import os
 import pytest
 
 import granular
-from granular import MapDataset, MultiprocessingOptions, aio
+from granular import MapDataset, aio
 from granular.errors import FunctionError, GranularError
+from granular.grain import MultiprocessingOptions
 from granular.integrations import batches
 from tests.support.functions_that_raise import BAD, COUNT, ERRORS, FAMILIES, OPERATIONS, WAYS, Raises
 from tests.support.interpreters import Interpreter

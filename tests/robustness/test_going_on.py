@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import granular
-from granular import MapDataset, MultiprocessingOptions, ReadOptions, aio
+from granular import MapDataset, ReadOptions, aio
+from granular.grain import MultiprocessingOptions
 from granular.integrations.batches import Batches
 from tests.support.programs import run_in_child
 from tests.support.states import plain

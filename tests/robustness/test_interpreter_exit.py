@@ -69,7 +69,7 @@ def test_exit_with_work_in_flight_is_clean(ends):
 def test_exit_with_an_iterator_of_the_users_in_flight_is_clean(ends):
     ends(
         """
-        class Same(granular.DatasetIterator):
+        class Same(granular.grain.DatasetIterator):
             def __next__(self):
                 return next(self._parent)
             def get_state(self):
@@ -300,7 +300,7 @@ folder, work, method, api, end = sys.argv[1:]
 lib = granular if api == 'sync' else aio
 count = 0 if method == 'threads' else 1
 numbers = lib.MapDataset.range(1000).repeat()
-workers = granular.MultiprocessingOptions(count, start_method=method if count else 'spawn')
+workers = granular.grain.MultiprocessingOptions(count, start_method=method if count else 'spawn')
 
 def as_point(i, seed):
     return {{'i': i}}

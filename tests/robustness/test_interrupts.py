@@ -20,7 +20,8 @@ import pytest
 
 import granular
 from granular import MapDataset
-from granular.errors import AlreadyExistsError
+from granular.errors import AlreadyExistsError, ClosedError
+from granular.grain.experimental import ParquetIterDataset
 from tests.robustness.interrupts import WRITES, damage_of, main, write
 from tests.support import streams
 from tests.support.fault_proxy import FaultProxy
@@ -187,9 +188,8 @@ ITERATORS: dict[str, Callable[[granular.Path], Any]] = {
     'ShardedDatasetReader': lambda folder: granular.ShardedDatasetReader(folder / 'data', granular.decoders),
     'Windows': lambda folder: granular.Windows(ITERATORS['ShardedDatasetReader'](folder), {'x': 2}),
     'ParquetDataSource': lambda folder: granular.ParquetDataSource(folder / 'file.parquet'),
-    'ParquetIterDataset': lambda folder: granular.ParquetIterDataset(folder / 'file.parquet'),
+    'ParquetIterDataset': lambda folder: ParquetIterDataset(folder / 'file.parquet'),
     'lines of a file': lambda folder: (folder / 'lines').open(),
-    'walk': lambda folder: (folder / 'data').walk(),
 }  # fmt: skip
 
 
@@ -219,6 +219,32 @@ def test_interrupted_iteration_in_a_bucket_loses_and_repeats_no_item(handler, bu
         assert len(expected) > 2
         for number in range(1, count + 1):
             assert iterate(make, number)[0] == expected, f'{name}, request {number}'
+
+
+@pytest.mark.parametrize('most', [0, 1, 2])
+def test_interrupted_listing_begins_anew_or_is_refused(most, tmp_path, monkeypatch):
+    for name in 'abc':
+        (tmp_path / name).mkdir()
+    expected = list(granular.Path(tmp_path).walk())
+    levels, scandir, begun = granular.Path(tmp_path).walk(), os.scandir, []
+
+    def interrupted(path: str) -> Any:
+        begun.append(path)
+        if len(begun) == most + 1:
+            raise KeyboardInterrupt
+        return scandir(path)
+
+    monkeypatch.setattr(os, 'scandir', interrupted)
+    found: list[Any] = []
+    with pytest.raises(KeyboardInterrupt):
+        consume(levels, found, 9)
+    if most == 0:
+        assert list(levels) == expected
+    else:
+        for _ in range(2):
+            with pytest.raises(ClosedError, match='the listing was interrupted: list again'):
+                consume(levels, found, 9)
+        assert 0 < len(found) <= most and found == expected[: len(found)]
 
 
 # --- writers and copies

@@ -120,7 +120,8 @@ async def test_anext_in_its_own_source():
 FORKING = """
 import faulthandler, sys, warnings
 import granular
-from granular import MapDataset, MultiprocessingOptions, ReadOptions
+from granular import MapDataset, ReadOptions
+from granular.grain import MultiprocessingOptions
 
 warnings.simplefilter('ignore', DeprecationWarning)  # of forks, from Python 3.12 on
 faulthandler.dump_traceback_later(60, exit=True)  # the parent waits for a worker that waits for ever

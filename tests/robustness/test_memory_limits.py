@@ -23,7 +23,8 @@ import faulthandler, json, os, resource, sys
 import numpy as np
 import pandas  # which pyarrow imports later, and not without memory
 import granular
-from granular import MapDataset, MultiprocessingOptions, aio
+from granular import MapDataset, aio
+from granular.grain import MultiprocessingOptions
 from granular.errors import GranularError
 
 for api in (granular, aio):

@@ -18,6 +18,8 @@ import pytest
 import granular
 from granular import aio
 from granular.errors import ClosedError, GranularError
+from granular.grain import DatasetIterator
+from granular.grain.experimental import ParquetIterDataset
 from tests.support.seams import on_loop
 from tests.support.states import plain
 from tests.support.streams import STREAMS
@@ -265,7 +267,7 @@ SHARED = {
             operations=[lambda i: {'x': i}],
         )
     ),
-    'parquet': lambda path: iter(granular.ParquetIterDataset(path / 'rows.parquet')),
+    'parquet': lambda path: iter(ParquetIterDataset(path / 'rows.parquet')),
     'reader': lambda path: iter(granular.DatasetReader(path / 'data', granular.decoders)),
 }
 
@@ -384,7 +386,7 @@ class Numbers(granular.IterDataset):
         return NumbersIterator()
 
 
-class NumbersIterator(granular.DatasetIterator):
+class NumbersIterator(DatasetIterator):
     def __init__(self):
         super().__init__()
         self._next, self._stop = 0, 12

@@ -6,6 +6,7 @@ import pytest
 
 import granular
 from granular.formats import decode_example
+from granular.grain.experimental import TFRecordIterDataset
 from tests.stores.test_http_store import page
 from tests.support.examples import frame
 from tests.support.faults import FaultServer
@@ -42,7 +43,7 @@ def test_compressed_file_of_many_members(tmp_path, name):
     members = b''.join(gzip.compress(part) + padding for part in parts)
     count //= len(parts)
     (tmp_path / 'x').write_bytes(gzip.compress(record) + members * count + gzip.compress(record))
-    read = sum(1 for _ in granular.TFRecordIterDataset(tmp_path / 'x'))
+    read = sum(1 for _ in TFRecordIterDataset(tmp_path / 'x'))
     assert read == 2 + (count if name == 'small' else 0)
 
 

@@ -59,7 +59,7 @@ def begin():
 
 os.register_at_fork(before=begin, after_in_parent=forking.pop)
 stream = granular.MapDataset.range(8).to_iter_dataset()
-options = granular.MultiprocessingOptions(4, start_method='fork')
+options = granular.grain.MultiprocessingOptions(4, start_method='fork')
 assert sorted(stream.mp_prefetch(options, sequential_slice=True)) == list(range(8))
 print('overlaps' if overlaps.is_set() else 'in turn')
 """
@@ -124,7 +124,7 @@ def closed(frame, event, function):
 
 threading.setprofile(closed)
 sys.setprofile(closed)
-options = granular.MultiprocessingOptions(1, start_method='fork')
+options = granular.grain.MultiprocessingOptions(1, start_method='fork')
 with iter(granular.MapDataset.range(8).to_iter_dataset().mp_prefetch(options)) as stream:
     assert list(stream) == list(range(8))
 """

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import granular
-from granular import MapDataset, MultiprocessingOptions, aio
+from granular import MapDataset, aio
+from granular.grain import MultiprocessingOptions
 
 COUNT = 40  # more than a pool has threads
 

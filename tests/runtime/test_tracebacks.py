@@ -21,6 +21,7 @@ from granular.errors import (
     NotFoundError,
     StoreError,
 )
+from granular.grain import MultiprocessingOptions
 from tests import ROOT
 from tests.support.servers import free_ports
 
@@ -79,7 +80,7 @@ def reopen(file, content):
 
 def send(lock):
     stream = granular.MapDataset.range(9).map(lambda element, lock=lock: lock).to_iter_dataset()
-    return list(stream.mp_prefetch(granular.MultiprocessingOptions(1, start_method='spawn')))
+    return list(stream.mp_prefetch(MultiprocessingOptions(1, start_method='spawn')))
 
 
 FAULTS = {
@@ -111,7 +112,7 @@ def test_missing_extra_has_a_short_traceback(monkeypatch):
 def test_script_without_a_guard_is_told_so_by_each_worker(tmp_path):
     (tmp_path / 'x.py').write_text(
         'import granular\n'
-        "options = granular.MultiprocessingOptions(1, start_method='spawn')\n"
+        "options = granular.grain.MultiprocessingOptions(1, start_method='spawn')\n"
         'list(granular.MapDataset.range(9).to_iter_dataset().mp_prefetch(options))\n'
     )
     command, environment = [sys.executable, tmp_path / 'x.py'], {**os.environ, 'PYTHONPATH': str(ROOT)}
@@ -211,7 +212,7 @@ ROADS = {
     'a stream with a map': lambda _, dataset: list(dataset.to_iter_dataset().map(same)),
     'a stream of batches': lambda _, dataset: list(dataset.batch(8).to_iter_dataset()),
     'a stream with a worker': lambda _, dataset: list(
-        dataset.to_iter_dataset().mp_prefetch(granular.MultiprocessingOptions(1, start_method='fork'))
+        dataset.to_iter_dataset().mp_prefetch(MultiprocessingOptions(1, start_method='fork'))
     ),
     'a DataLoader': lambda reader, _: list(
         granular.grain.DataLoader(data_source=reader, sampler=granular.grain.samplers.SequentialSampler(64))
@@ -310,7 +311,7 @@ def test_full_tracebacks_are_available(monkeypatch):
 def test_frames_of_the_user_remain(workers):
     stream = granular.MapDataset.source(Source()).map(raises).to_iter_dataset()
     if workers:
-        stream = stream.mp_prefetch(granular.MultiprocessingOptions(workers))
+        stream = stream.mp_prefetch(MultiprocessingOptions(workers))
     with iter(stream) as iterator, pytest.raises(LookupError, match='mine') as caught:
         next(iterator)
     text = trace_of(caught.value)
@@ -368,7 +369,7 @@ def test_function_with_other_arguments_is_told_how_it_is_called(make, call, work
     source = make(granular.MapDataset.source(Source()), takes_three)
     stream = granular.MapDataset.source(source).to_iter_dataset()
     if workers:
-        stream = stream.mp_prefetch(granular.MultiprocessingOptions(workers, start_method='fork'))
+        stream = stream.mp_prefetch(MultiprocessingOptions(workers, start_method='fork'))
     with iter(stream) as iterator, pytest.raises(InvalidArgumentError, match=call) as caught:
         next(iterator)
     assert 'takes_three(a, b, c) does not accept' in str(caught.value)

@@ -15,8 +15,10 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import parquet
 
 import granular
+from granular import IterDataset
 from granular.aio.datasources.discovery import names
 from granular.formats import decode_example
+from granular.grain.experimental import ParquetIterDataset, TFRecordIterDataset
 from tests.support.examples import encode, frame
 
 
@@ -74,14 +76,14 @@ class Format:
       source: the name of its data source.
       of_records: the bytes of a file with these records, each of which is bytes.
       record_of: the record of a number, in files of numbers.
-      stream: the name of its stream; empty if there is none.
+      stream: the class of its stream; None if there is none.
       data_of: the bytes of the data, if they are in a second file.
     """
 
     source: str
     of_records: Callable[[Sequence[Any]], bytes]
     record_of: Callable[[int], Any]
-    stream: str = ''
+    stream: Callable[..., IterDataset[Any]] | None = None
     data_of: Callable[[Sequence[Any]], bytes] | None = None
 
     def opener(self, api: Any = granular) -> Callable[..., Any]:
@@ -102,12 +104,12 @@ class Format:
 
 
 FORMATS: Final = {
-    'parquet': Format('ParquetDataSource', _parquet, int, 'ParquetIterDataset'),
+    'parquet': Format('ParquetDataSource', _parquet, int, ParquetIterDataset),
     'tfrecord': Format(
         'TFRecordDataSource',
         lambda records: b''.join(map(frame, records)),
         lambda number: encode({'n': [number]}),
-        'TFRecordIterDataset',
+        TFRecordIterDataset,
     ),
     'tar': Format('WebDatasetDataSource', _tar, lambda number: b'%d' % number),
     'array_record': Format('ArrayRecordDataSource', _arrayrecord, lambda number: b'n %d' % number),

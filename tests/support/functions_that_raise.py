@@ -21,8 +21,9 @@ from typing import Any, Final
 import numpy as np
 
 import granular
-from granular import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, aio
+from granular import IterDataset, MapDataset, ReadOptions, aio
 from granular.errors import GranularError, WorkerError
+from granular.grain import MultiprocessingOptions
 from tests.support.seams import on_loop
 from tests.support.tables import cover
 

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import granular
 from granular import Loader, MapDataset
 from granular.errors import DatapointError, InvalidArgumentError, NotFoundError, StateError
+from granular.grain.sharding import ShardByJaxProcess
 from granular.integrations.jax import Batches, device_put
 from granular.integrations.orbax import (
     CheckpointHandler,
@@ -222,7 +223,7 @@ def case_a_state_that_does_not_fit(folder):
 
 
 def several_each_its_part_and_its_file(folder):
-    shard = granular.ShardByJaxProcess()
+    shard = ShardByJaxProcess()
     assert shard.shard_count == jax.process_count() == 2
     with Loader(source(), 40, shard_id=0, num_shards=1) as loader:
         order = next(loader)['i'].reshape(-1, 2, 4)  # of each step, what either process has

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 import granular
-from granular import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from granular import IterDataset, MapDataset, ReadOptions
+from granular.grain import MultiprocessingOptions
 
 COUNT = 12
 

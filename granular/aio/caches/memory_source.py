@@ -26,13 +26,15 @@ _HEAD: Final = struct.Struct('<16sQI4x')
 _BUFFER: Final = 1 << 20
 
 
-class InMemoryDataSource(Closing):
+class SharedMemoryDataSource(Closing):
     """Elements stored once in memory for all processes of the machine; for the sync and the async API.
 
     ::
 
-        source = granular.InMemoryDataSource(elements, name='digits')  # in one process
-        source = granular.InMemoryDataSource(name='digits')  # in the others, of the same user
+        from granular.grain.sources import SharedMemoryDataSource
+
+        source = SharedMemoryDataSource(elements, name='digits')  # in one process
+        source = SharedMemoryDataSource(name='digits')  # in the others, of the same user
         loader = granular.Loader(source, batch=64)
 
     It pickles to its name. The process that passes the elements owns them: when the owner is closed, unlinked or
@@ -83,7 +85,7 @@ class InMemoryDataSource(Closing):
     def __repr__(self) -> str:
         # The state of a pipeline contains this text: the same in every process, and different for different elements.
         name = f'name={self._name!r}, ' if self._named else ''
-        return f'InMemoryDataSource({name}len={self._length}, crc32c={self._sum:08x})'
+        return f'SharedMemoryDataSource({name}len={self._length}, crc32c={self._sum:08x})'
 
     @property
     def name(self) -> str:
@@ -125,8 +127,8 @@ class InMemoryDataSource(Closing):
         self._map.close()
 
 
-def _attached(name: str, named: bool) -> InMemoryDataSource:
-    source = InMemoryDataSource(name=name)
+def _attached(name: str, named: bool) -> SharedMemoryDataSource:
+    source = SharedMemoryDataSource(name=name)
     source._named = named
     return source
 

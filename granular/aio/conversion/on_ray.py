@@ -197,23 +197,17 @@ class _Failed:
 def _write_shard(job: tuple[str, Any], number: int, start: int, stop: int, others: Sequence[Any]) -> Any:
     """Write a shard, as a task of Ray, which ends after the ``others``. Return the counts of it, or the failure."""
     ray = import_extra('ray', 'ray')
-    writers: list[DatasetWriter] = []  # beside the result of the call, which an interrupt may keep from this thread
-
-    async def write() -> None:
-        writer = await work.start(source, number, start, stop)
-        if writer is not None:
-            writers.append(writer)
-
+    writer: DatasetWriter | None = None
     try:
         work, source = _opened(job)
-        run(_carry(write()))
+        writer = run(_carry(work.start(source, number, start, stop)))
         # On this thread, so that Ray lends the processor to other tasks meanwhile.
         failed = next((other for other in ray.get(others) if isinstance(other, _Failed)), None)
         if failed is not None:
             return failed
-        if not writers:
+        if writer is None:
             return stop - start, stop - start, 0
-        return run(_carry(work.publish(writers[0], number, stop - start)))
+        return run(_carry(work.publish(writer, number, stop - start)))
     except _FailedError as failure:
         return _Failed(failure.error)
     except ray.exceptions.RayError:
@@ -221,7 +215,7 @@ def _write_shard(job: tuple[str, Any], number: int, start: int, stop: int, other
     except Exception as error:
         return _Failed(error)
     finally:
-        for writer in writers:
+        if writer is not None:
             run(writer.abort())  # does nothing after it was published
 
 

@@ -63,7 +63,7 @@ async def no_dataset(directory: Path) -> NotFoundError:
 
 
 async def filled(directory: Path, numbers: Sequence[int]) -> list[int]:
-    """Return the shards that have a file: SeaweedFS lists folders of deleted objects, and tools make empty objects."""
+    """Return the shards that have a file: some servers list folders of deleted objects, and tools make empty ones."""
 
     async def is_filled(number: int) -> bool:
         folder = directory / shard_name(number)

@@ -19,7 +19,7 @@ from granular.formats.base import parse_json
 
 _RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
 _EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefreshRequired', 'InvalidToken'))
-# S3 sends these codes with status 400 for a body that arrived damaged or too late, and SeaweedFS the last one with 499.
+# Servers send these codes for a body that arrived damaged or too late: S3 with status 400, others with 499.
 _DAMAGED: Final = frozenset(
     ('BadDigest', 'IncompleteBody', 'RequestTimeout', 'XAmzContentChecksumMismatch', 'ClientDisconnected')
 )

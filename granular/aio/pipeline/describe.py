@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from granular._support.text import AT_EPOCH, logger
+from granular.aio.pipeline.changes import BatchSize, declaration
 from granular.aio.pipeline.lines import Applied, Line, changes_between, is_declared, only_bytes_differ
-from granular.changes import BatchSize, declaration
+from granular.aio.pipeline.orders import Blocks
 from granular.errors import ClosedError, StateError
-from granular.shuffle import Blocks
 
 _ENDLESS: Final = 1 << 62
 _INFINITE: Final = '∞'

@@ -16,6 +16,7 @@ from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.combinations import proportions
 from granular.aio.pipeline.nodes.source import Node
+from granular.aio.pipeline.orders import MAX_SEED
 from granular.aio.pipeline.shards import ShardOptions, warn_of_no_shard
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
 from granular.aio.pipeline.streams.element_functions import ElementFunction, FlatMapping
@@ -53,7 +54,6 @@ from granular.aio.runtime.immediate import running_loop
 from granular.aio.runtime.pools import CORES
 from granular.aio.runtime.user_functions import method_of, name_of
 from granular.errors import InvalidArgumentError
-from granular.shuffle import MAX_SEED
 
 T = TypeVar('T')
 
@@ -68,7 +68,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
             train_step(batch)
 
     A subclass makes elements of its own: its ``__iter__`` returns an iterator with ``__next__``, ``get_state`` and
-    ``set_state``, such as a subclass of ``granular.DatasetIterator``, over ``iter(self._parent)``.
+    ``set_state``, such as a subclass of ``granular.grain.DatasetIterator``, over ``iter(self._parent)``.
 
     Args:
       parents: for subclasses: the stream, or the streams, that elements are made of.
@@ -382,7 +382,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
 
         Args:
           options: number of processes, or all settings; by default a process per core.
-          worker_init_fn: as that of :class:`MultiprocessingOptions`.
+          worker_init_fn: as that of :class:`granular.grain.MultiprocessingOptions`.
           sequential_slice: True if each process reads a contiguous part of the data sources, as in Google Grain. The
             elements then come from the processes in turn: order and states depend on the number of processes.
 

@@ -10,6 +10,7 @@ from granular._support.indexing import check_integer
 from granular._support.other_names import OF_CURSORS, OtherNames
 from granular._support.text import counted
 from granular._support.typing import Element_co
+from granular.aio.pipeline.changes import declared
 from granular.aio.pipeline.cursor import Cursor
 from granular.aio.pipeline.describe import check_lines, lines_of, resizable_stages
 from granular.aio.pipeline.execution.prefetch import END
@@ -21,7 +22,6 @@ from granular.aio.pipeline.streams.tracing import Tracing, trace_of, traced
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
 from granular.aio.runtime.threads import offload
-from granular.changes import declared
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
 
 
@@ -248,7 +248,7 @@ class CursorHandle(Traceable, OtherNames):
 
         ::
 
-            stream = stream.with_options(granular.DatasetOptions(stage_timing=True))
+            stream = stream.with_options(granular.grain.experimental.DatasetOptions(stage_timing=True))
             with iter(stream) as iterator:
                 next(iterator)
                 print(iterator.execution_summary())  # and its bottleneck
@@ -263,7 +263,8 @@ class CursorHandle(Traceable, OtherNames):
         """
         if not isinstance(flow := self._cursor_for('execution_summary').flow, Tracing):
             raise InvalidArgumentError(
-                'the stages are not timed: call with_options(DatasetOptions(stage_timing=True)) of the stream'
+                'the stages are not timed: call '
+                'with_options(granular.grain.experimental.DatasetOptions(stage_timing=True)) of the stream'
             )
         return flow.summary()
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from granular.changes import AugmentationSeed, BatchSize, Excluded, Grown, Moved, Renamed, RowLength
+from granular.aio.pipeline.changes import AugmentationSeed, BatchSize, Excluded, Grown, Moved, Renamed, RowLength
 
 _ALTERED: Final = (
     'source',

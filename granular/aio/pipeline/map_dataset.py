@@ -16,6 +16,7 @@ from granular._support.typing import Element_co
 from granular.aio.pipeline import iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.execution.failures import OnError, without_failures
+from granular.aio.pipeline.filters import Strategy, percent_range, repetitions_of
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes import combinations, elements, selection
 from granular.aio.pipeline.nodes import indices as nodes
@@ -23,6 +24,7 @@ from granular.aio.pipeline.nodes.batches import Batch
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.nodes.stacking import warn_of_no_batch
+from granular.aio.pipeline.orders import MAX_SEED, Index, Order
 from granular.aio.pipeline.origins import Origins, Traceable, traced
 from granular.aio.pipeline.planned_operations import PlannedOperations
 from granular.aio.pipeline.shards import RANK_ARGUMENTS, ShardOptions
@@ -47,8 +49,6 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
-from granular.filters import Strategy, percent_range, repetitions_of
-from granular.shuffle import MAX_SEED, Index, Order
 
 T = TypeVar('T')
 

@@ -12,10 +12,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 from granular._support.indexing import Ints
 from granular._support.text import AT_EPOCH, counted
+from granular.aio.pipeline.changes import Grown
 from granular.aio.pipeline.lines import Applied, Line
 from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.shards import ShardOptions
-from granular.changes import Grown
 from granular.errors import StateError
 
 VERSION: Final = 5

@@ -16,12 +16,12 @@ from granular.aio.pipeline.nodes.identities import identity_of
 from granular.aio.pipeline.nodes.indices import ENDLESS, shuffled
 from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.nodes.source import Node, Source
+from granular.aio.pipeline.orders import MAX_SEED, Index
 from granular.aio.pipeline.position import EvenTurns
 from granular.aio.pipeline.shards import RANK_ARGUMENTS, ShardOptions, as_shard
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.shuffle import MAX_SEED, Index
 
 
 @dataclasses.dataclass(slots=True)

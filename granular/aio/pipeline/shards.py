@@ -62,7 +62,7 @@ class NoSharding(ShardOptions):
 
     ::
 
-        sampler = granular.grain.samplers.SequentialSampler(1000, granular.NoSharding())
+        sampler = granular.grain.samplers.SequentialSampler(1000, granular.grain.sharding.NoSharding())
     """
 
     def __init__(self) -> None:
@@ -104,11 +104,11 @@ class _Asked(ShardOptions, abc.ABC):
 
 
 class ShardByJaxProcess(_Asked):
-    """The :class:`ShardOptions` of this JAX process, asked for when it is used.
+    """The :class:`granular.ShardOptions` of this JAX process, asked for when it is used.
 
     ::
 
-        stream = dataset.to_iter_dataset(shard_options=granular.ShardByJaxProcess())
+        stream = dataset.to_iter_dataset(shard_options=granular.grain.sharding.ShardByJaxProcess())
     """
 
     @answering()
@@ -166,8 +166,7 @@ class ShardByTorchRank(_Asked):
             if dims and (names is None or (unknown := [dim for dim in dims if dim not in names])):
                 unknown = list(dims) if names is None else unknown
                 raise InvalidArgumentError(f'ShardByTorchRank: unknown dimensions {unknown}: the mesh has {names}')
-        for name, value in (('_group', group), ('_mesh', mesh), ('_dims', dims)):
-            object.__setattr__(self, name, value)
+        vars(self).update(_group=group, _mesh=mesh, _dims=dims)
 
     def _is_known(self) -> bool:
         group = import_extra('torch.distributed', 'torch', 'ShardByTorchRank needs torch')

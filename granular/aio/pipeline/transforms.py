@@ -221,7 +221,7 @@ class DatasetOptions:
 
     ::
 
-        options = granular.DatasetOptions(filter_raise_threshold_ratio=0.99)
+        options = granular.grain.experimental.DatasetOptions(filter_raise_threshold_ratio=0.99)
         stream = dataset.filter(is_valid).to_iter_dataset().with_options(options)
 
     The ratios are those of dropped elements among 1,000 consecutive ones, from 0 to 1. Filters that run together, those
@@ -260,7 +260,7 @@ class MultiprocessingOptions:
 
     ::
 
-        options = granular.MultiprocessingOptions(num_workers=4, start_method='forkserver')
+        options = granular.grain.MultiprocessingOptions(num_workers=4, start_method='forkserver')
         stream = dataset.to_iter_dataset().mp_prefetch(options)
 
     Args:

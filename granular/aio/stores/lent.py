@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import os
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
@@ -28,9 +27,11 @@ def options_of(fs: Any) -> dict[str, Any]:
 
 def current(fs: Any) -> Any:
     """Return a file system that works in this process: after a fork, an asynchronous one is made anew."""
-    if getattr(fs, '_pid', None) in (None, os.getpid()):
-        return fs
-    return type(fs)(*fs.storage_args, **fs.storage_options)
+    try:
+        _ = fs.async_impl and fs.loop
+    except RuntimeError:  # it is that of the parent process
+        return type(fs)(*fs.storage_args, **fs.storage_options)
+    return fs
 
 
 async def on_its_loop(fs: Any, coro: Coroutine[Any, Any, T]) -> T:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-import granular
+from granular.grain.sharding import NoSharding
 from granular.integrations.torch import IterableDataset
 from tests.drivers.kinds import BATCH, EPOCHS, PlainIterable, PlainMap, PlainSized, Setting, dataset
 from tests.drivers.results import Case, Epochs, Recorder
@@ -20,11 +20,11 @@ LIMIT = 2
 
 
 def _sized(setting: Setting) -> IterableDataset:
-    return IterableDataset(dataset(setting), granular.NoSharding(), sized=True)
+    return IterableDataset(dataset(setting), NoSharding(), sized=True)
 
 
 def _unsized(setting: Setting) -> IterableDataset:
-    return IterableDataset(dataset(setting), granular.NoSharding())
+    return IterableDataset(dataset(setting), NoSharding())
 
 
 DATASETS: dict[str, Callable[[Setting], Any]] = {

@@ -5,7 +5,8 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from granular import MultiprocessingOptions, ReadOptions, ShardOptions
+from granular import ReadOptions, ShardOptions
+from granular.grain import MultiprocessingOptions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,10 @@ from typing import Any, Final
 import numpy as np
 
 import granular
-from granular import DatasetOptions, IterDataset, MapDataset, MultiprocessingOptions
+from granular import IterDataset, MapDataset
 from granular.errors import InvalidArgumentError
+from granular.grain import MultiprocessingOptions
+from granular.grain.experimental import DatasetOptions
 from tests.pipeline.compositions import functions as f
 from tests.pipeline.compositions.atoms import Stream
 from tests.pipeline.compositions.map_operations import map_dataset, unified

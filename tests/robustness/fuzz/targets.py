@@ -25,6 +25,7 @@ from granular.aio.http.reply import Reply
 from granular.aio.runtime.portal import run
 from granular.errors import GranularError
 from granular.formats import checksums, dataset_index, layout
+from granular.grain.experimental import TFRecordIterDataset
 from tests.support import examples
 
 Target = Callable[[bytes], None]
@@ -331,7 +332,7 @@ def _at_random(path: str) -> list[bytes] | None:
 
 def _in_order(path: str) -> list[bytes] | None:
     try:
-        return list(granular.TFRecordIterDataset(path))
+        return list(TFRecordIterDataset(path))
     except GranularError:
         return None
 

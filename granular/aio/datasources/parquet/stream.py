@@ -374,7 +374,7 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
 
     ::
 
-        stream = granular.ParquetIterDataset(['s3://bucket/a.parquet', 's3://bucket/b.parquet'], columns=['label'])
+        stream = granular.grain.experimental.ParquetIterDataset('s3://bucket/*.parquet', columns=['label'])
         for row in stream:  # or: async for row in stream
             print(row['label'])
 

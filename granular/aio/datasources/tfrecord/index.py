@@ -68,7 +68,7 @@ class Scanner(HeaderScanner[Index]):
         if start == 0 and (kind := compression_of(data)):
             raise UnsupportedError(
                 f'{self._name}: is compressed by {kind}: its records have no positions: read it in order, by '
-                f'TFRecordIterDataset, or decompress it'
+                f'granular.grain.experimental.TFRecordIterDataset, or decompress it'
             )
         at, stop, stops, name = self.at, start + len(data), self._stops, self._name
         while at + HEADER <= stop:

@@ -39,7 +39,7 @@ class TFRecordIterDataset(IterDataset[bytes]):
 
     ::
 
-        stream = granular.TFRecordIterDataset('s3://bucket/train.tfrecord.gz')
+        stream = granular.grain.experimental.TFRecordIterDataset('s3://bucket/train.tfrecord.gz')
         for features in stream.map(granular.formats.decode_example):
             print(features.keys())
 

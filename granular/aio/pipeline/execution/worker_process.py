@@ -35,7 +35,7 @@ USED_UP: Final = (
     'the limit of open files (`ulimit -n`), of processes (`ulimit -u`) or of the container is used up: raise it, or '
     'use fewer workers'
 )
-GUARD: Final = "needs if __name__ == '__main__':"
+_GUARD: Final = "needs if __name__ == '__main__':"
 _started: Final = itertools.count()  # numbers the worker processes
 
 # This process's ends of all pipes, with the files of their descriptors. While a forked child holds one, the worker does
@@ -124,6 +124,11 @@ class Worker:
                 raise WorkerError(
                     f'the server of the start method {method!r} ended before it started a worker'
                 ) from None
+            except RuntimeError:  # in a process that imports the script; Python's own error is long
+                if method == 'fork':
+                    raise
+                name = multiprocessing.current_process().name
+                raise WorkerError(f'{name} is starting, and cannot start processes: its script {_GUARD}') from None
         other_end.close()
         self._finalizer = weakref.finalize(self, _kill, self._process, os.getpid())
         # Without a lock, as an interrupt, or the handler of a signal that closes it, may come while a thread asks.
@@ -211,7 +216,7 @@ class Worker:
             how = f'was killed by {_name_of(-code)}'
         hint = ''
         if code == 1:
-            hint = f': its traceback is on stderr; a script that starts processes {GUARD}'
+            hint = f': its traceback is on stderr; a script that starts processes {_GUARD}'
         elif code == -signal.SIGKILL:
             hint = ': usually for lack of memory: use fewer workers, smaller batches or less prefetching'
         process = self._process

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from granular.aio.pipeline.execution import shared_memory
 from granular.aio.pipeline.execution.worker_main import Task
-from granular.aio.pipeline.execution.worker_process import GUARD, USED_UP, Request, Worker
+from granular.aio.pipeline.execution.worker_process import USED_UP, Request, Worker
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.pools import expect_exit
 from granular.aio.runtime.tasks import settle
@@ -113,8 +113,6 @@ class Workers:
                 f'worker processes: use threads there, without mp_prefetch or mp='
             )
         if self._context.get_start_method() != 'fork':
-            if getattr(process, '_inheriting', False):  # it imports the script; Python's own error is long
-                raise WorkerError(f'{process.name} is starting, and cannot start processes: its script {GUARD}')
             token = pickling_for_worker.set(True)
             try:
                 work = self._task, self._initialize

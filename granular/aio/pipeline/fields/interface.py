@@ -5,9 +5,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Final, SupportsIndex
 
-from granular import filters
 from granular._support.indexing import Ints, check_field, indices_of
 from granular._support.other_names import Elementless
+from granular.aio.pipeline import filters
 from granular.aio.pipeline.fields.navigation import Disposable
 from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.selection import read_labels

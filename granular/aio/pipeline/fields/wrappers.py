@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from granular import filters
 from granular._support.indexing import Ints, check_integer, indices_of
+from granular.aio.pipeline import filters
 from granular.aio.pipeline.fields.fields import fields_of, original
 from granular.aio.pipeline.fields.interface import Ctx, Fields, labels_of
 from granular.aio.pipeline.nodes.combinations import Concatenate, Interleave, fetch_by_owner

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from granular._support.indexing import MOST, MOST_WORKERS, check_integer
 from granular._support.other_names import answering
 from granular._support.text import AT_EPOCH, logger
+from granular.aio.pipeline.changes import BatchSize, Grown, declared
 from granular.aio.pipeline.describe import block_orders, check_lines, fingerprint, lines_of, saved_lines
 from granular.aio.pipeline.execution.failures import OnError
 from granular.aio.pipeline.execution.prefetch import END
@@ -26,7 +27,6 @@ from granular.aio.pipeline.position import VERSION, check_plain, check_version, 
 from granular.aio.pipeline.summary import ExecutionSummary
 from granular.aio.runtime.lifecycle import copied
 from granular.aio.runtime.threads import offload
-from granular.changes import BatchSize, Grown, declared
 from granular.errors import InvalidArgumentError, StateError
 
 

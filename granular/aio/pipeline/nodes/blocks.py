@@ -13,10 +13,10 @@ from granular._support.indexing import Ints
 from granular._support.text import logger
 from granular.aio.pipeline.execution.failures import Failure, capturing
 from granular.aio.pipeline.nodes.source import Node, Source, estimate_nbytes
+from granular.aio.pipeline.orders import Blocks
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
 from granular.aio.runtime.loop_resources import PerLoop
 from granular.metrics import counters
-from granular.shuffle import Blocks
 
 MEMORY: Final = 1 << 30
 _TAKEN: Final = object()

@@ -41,9 +41,10 @@ _HOLD_NOTHING: Final = (
     weakref.ref,
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
-    type(vars(abc.ABC)['_abc_impl']),
 )
 """Types of globals and attributes of classes on which no value depends."""
+
+_OF_ABSTRACT_CLASSES: Final = frozenset(vars(abc.ABC))
 
 
 def identity_of(fn: Any) -> str:
@@ -193,7 +194,7 @@ def _members_of(kind: type) -> list[Any]:
         functions = _accessors(member)
         if functions:
             members += functions
-        elif not name.startswith('__') and not isinstance(member, _HOLD_NOTHING):
+        elif not (name.startswith('__') or name in _OF_ABSTRACT_CLASSES or isinstance(member, _HOLD_NOTHING)):
             members.append((name, member))
     return members
 

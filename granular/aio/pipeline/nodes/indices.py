@@ -20,12 +20,12 @@ from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.patterns import Pattern
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, length_of, varying_stage
+from granular.aio.pipeline.orders import Blocks, Order, Permutation, Sequential, permute
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.runtime.threads import Calls, offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.formats.checksums import crc32c
-from granular.shuffle import Blocks, Order, Permutation, Sequential, permute
 
 ENDLESS: Final = sys.maxsize
 LONGEST: Final = 1 << 48

@@ -34,8 +34,8 @@ from granular.aio.pipeline.nodes.indices import (
     inner_indices,
 )
 from granular.aio.pipeline.nodes.source import Source, parents_of
+from granular.aio.pipeline.orders import Index, Order, Permutation, Sequential
 from granular.errors import ClosedError, InvalidArgumentError
-from granular.shuffle import Index, Order, Permutation, Sequential
 
 _CHUNK: Final = 1 << 20  # elements that are traced at a time
 _ENDLESS: Final = 1 << 62  # elements of a source without end

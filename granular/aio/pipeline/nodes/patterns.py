@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from granular._support.indexing import Ints
 from granular._support.lru import LRU
-from granular.shuffle import permute
+from granular.aio.pipeline.orders import permute
 
 # Another number here is another division, which states do not fit that were saved within a window.
 _LONGEST: Final = 2048  # rounds of a period that is shared out as a whole

@@ -26,11 +26,11 @@ from granular.aio.pipeline.nodes.source import (
     varying_stage,
 )
 from granular.aio.pipeline.nodes.stacking import is_small
+from granular.aio.pipeline.orders import Blocks, permute
 from granular.aio.pipeline.planning import sorted_by_class
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import InvalidArgumentError
 from granular.formats.checksums import crc32c
-from granular.shuffle import Blocks, permute
 
 _INLINE: Final = 1 << 14  # elements up to which an epoch is arranged on the event loop
 CHUNK: Final = 1 << 18  # elements that are looked up at a time

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from granular import filters
 from granular._support.indexing import Ints, check_field
 from granular._support.text import logger
+from granular.aio.pipeline import filters
 from granular.aio.pipeline.nodes.combinations import Concatenate
 from granular.aio.pipeline.nodes.elements import Element, selected
 from granular.aio.pipeline.nodes.indices import Repeat, Seeded, Slice, Wrapped, check_finite

@@ -7,6 +7,7 @@ import numpy as np
 
 from granular._support.indexing import check_integer
 from granular._support.text import counted
+from granular.aio.pipeline.changes import BatchSize
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.stacking import combine, concatenate, line_of_batch, stack, stacked, warn_of_no_batch
 from granular.aio.pipeline.origins import Picked
@@ -16,7 +17,6 @@ from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import function_or
-from granular.changes import BatchSize
 from granular.errors import DatapointError, StateError
 
 

@@ -2,6 +2,7 @@
 
 from typing import NoReturn
 
+from granular.aio.pipeline.changes import BatchSize, Excluded, Grown
 from granular.aio.pipeline.lines import Applied
 from granular.aio.pipeline.nodes.batches import Batch
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
@@ -10,7 +11,6 @@ from granular.aio.pipeline.nodes.elements import Handled
 from granular.aio.pipeline.nodes.indices import Repeat, Seeded, Shuffle, WindowShuffle, Wrapped
 from granular.aio.pipeline.nodes.source import Source, all_stages
 from granular.aio.pipeline.position import RestoreRules, of_former
-from granular.changes import BatchSize, Excluded, Grown
 from granular.errors import StateError
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from granular._support.indexing import Seed
+from granular.aio.pipeline.changes import AugmentationSeed
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.batches import Batch
@@ -17,7 +18,6 @@ from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_checked, method_of, name_of
-from granular.changes import AugmentationSeed
 from granular.errors import StateError
 
 

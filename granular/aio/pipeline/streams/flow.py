@@ -90,7 +90,7 @@ class FilterCheck:
         if self._raise is not None and number >= self._raise * _WINDOW:
             raise DatapointError(
                 f'{message}: filter_raise_threshold_ratio is {self._raise}. Filter before training, or change it with '
-                f'with_options(DatasetOptions(...))'
+                f'with_options(granular.grain.experimental.DatasetOptions(...))'
             )
         now = time.monotonic()
         due = self._warned is None or now - self._warned >= _WARN_EVERY

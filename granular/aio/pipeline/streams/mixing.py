@@ -8,6 +8,7 @@ import numpy as np
 
 from granular._support.indexing import Ints
 from granular._support.text import AT_EPOCH
+from granular.aio.pipeline.changes import Added, Removed, declaration
 from granular.aio.pipeline.describe import check_lines, lines_of
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.lines import Line
@@ -21,7 +22,6 @@ from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.packing import Packing
 from granular.aio.pipeline.streams.stream import RenumberedError, Stream
 from granular.aio.runtime.threads import offload
-from granular.changes import Added, Removed, declaration
 from granular.errors import DatapointError, StateError
 
 _PLANNED: Final = 64  # steps that are planned at a time

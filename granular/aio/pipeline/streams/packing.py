@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import numpy as np
 
 from granular._support.text import counted
+from granular.aio.pipeline.changes import Excluded, RowLength
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
 from granular.aio.pipeline.origins import left_out
@@ -21,7 +22,6 @@ from granular.aio.pipeline.streams.rows import TEXT, array_of, check_value, fill
 from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.threads import offload
-from granular.changes import Excluded, RowLength
 from granular.errors import DatapointError, InvalidArgumentError, StateError
 from granular.formats.checksums import crc32c
 

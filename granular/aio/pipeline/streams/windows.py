@@ -8,13 +8,13 @@ from granular._support.indexing import Ints
 from granular.aio.pipeline.execution.prefetch import END
 from granular.aio.pipeline.lines import Line
 from granular.aio.pipeline.nodes.indices import seed_in_epoch
+from granular.aio.pipeline.orders import permute
 from granular.aio.pipeline.origins import Picked
 from granular.aio.pipeline.position import FREE, Fit, RestoreRules
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.errors import StateError
-from granular.shuffle import permute
 
 
 class WindowShuffled(Staged):

@@ -170,7 +170,7 @@ def parse_resource(value: Any, name: str) -> Resource:
     }  # fmt: skip
     return Resource(
         key,
-        # Google's storage-testbench omits the size of an empty object.
+        # JSON that is made of protocol buffers omits a size of 0.
         0 if 'size' not in value and digests and digests.items() <= _EMPTY else _count(value.get('size'), 'size', name),
         generation,
         _time(value.get('updated'), name),

@@ -112,7 +112,7 @@ def next_page(listing: Listing, answer: Answer, endpoint: str | None = None) -> 
         version = f'"{tag}"' if tag else None
         items.append(Entry(key, key.endswith('/'), number_of(element, 'Size', name), modified, version))
     folders = [decode(text_of(element, 'Prefix', name)) for element in root.findall('CommonPrefixes')]
-    # Ceph counts only the keys, not the folders.
+    # Some servers count only the keys, not the folders.
     counts = (len(items) + len(folders), len(items))
     if root.find('KeyCount') is not None and (count := number_of(root, 'KeyCount', name)) not in counts:
         raise BadReplyError(f'{name}: expected a page of {count} names, got {counts[0]}')

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import granular
-from granular import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, ShardOptions, shuffle, sources
+from granular import IterDataset, MapDataset, ReadOptions, ShardOptions, shuffle, sources
+from granular.grain import MultiprocessingOptions
 from tests.pipeline.compositions import functions as f
 from tests.pipeline.compositions.atoms import Stream
 
