@@ -44,16 +44,22 @@ def folder(request, tmp_path):
     return tmp_path / 'ds'
 
 
-def test_scattered_records_are_read_at_the_same_time(folder, monkeypatch):
+@pytest.mark.parametrize('opened', [False, True], ids=['first read', 'second read'])
+def test_scattered_records_are_read_at_the_same_time(folder, monkeypatch, opened):
     picks = list(range(0, COUNT, 2))  # which are too far apart for one read
-    with granular.ShardedDatasetReader(folder) as reader, slow_disk(monkeypatch) as most:
-        assert [datapoint['x'] for datapoint in reader.fetch(picks)] == list(map(record, picks))
+    with granular.ShardedDatasetReader(folder) as reader:
+        reader.fetch(picks if opened else [])
+        with slow_disk(monkeypatch) as most:
+            assert [datapoint['x'] for datapoint in reader.fetch(picks)] == list(map(record, picks))
     assert most[0] > 4
 
 
-def test_file_that_shrinks_while_others_are_read_is_named(folder, monkeypatch):
-    with granular.ShardedDatasetReader(folder) as reader, slow_disk(monkeypatch):
+@pytest.mark.parametrize('opened', [False, True], ids=['first read', 'second read'])
+def test_file_that_shrinks_while_others_are_read_is_named(folder, monkeypatch, opened):
+    picks = [*range(0, COUNT - 2, 2), COUNT - 1]
+    with granular.ShardedDatasetReader(folder) as reader:
+        reader.fetch(picks if opened else [])
         last = sorted(folder.rglob('x.bag'))[-1]
         os.truncate(last, 4)
-        with pytest.raises(GranularError, match=f'{last}'):
-            reader.fetch([*range(0, COUNT - 2, 2), COUNT - 1])
+        with slow_disk(monkeypatch), pytest.raises(GranularError, match=f'{last}'):
+            reader.fetch(picks)

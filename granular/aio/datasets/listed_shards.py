@@ -117,9 +117,12 @@ class ListedShards(OpenedShards):
         listing.check(dataset)
 
     def _keep(self, datasets: Mapping[int, Dataset]) -> None:
-        """Add open shards, so that the limits of all lie in few arrays, each at least twice as long as the next one."""
+        """Add open shards, so that the limits of all lie in few arrays, each at least twice as long as the next one; in
+        one array once all are open.
+        """
         joined = [*datasets]
-        while self._joined and len(self._joined[-1]) <= 2 * len(joined):
+        are_all = len(self.own) + len(joined) == len(self)
+        while self._joined and (are_all or len(self._joined[-1]) <= 2 * len(joined)):
             joined = [*self._joined.pop(), *joined]
         # Copies, as another thread may read the others.
         own = {i: datasets[i] if i in datasets else self.own[i].copy() for i in joined}

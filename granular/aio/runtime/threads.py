@@ -227,7 +227,7 @@ def map_inline_then_threads(call: Callable[[int], T], count: int) -> list[T]:
     while len(results) < count:
         timer = Timer()
         results += [call(i) for i in range(len(results), min(len(results) + READS, count))]
-        if timer.wall > SLOW and timer.waited:
+        if timer.is_slow:
             break
     done = len(results)
     return results + map_threads_now(lambda i: call(done + i), count - done) if done < count else results
@@ -247,6 +247,11 @@ class Timer:
     def waited(self) -> bool:
         """True if the thread computed for less than an eighth of the time."""
         return time.thread_time() - self._busy < self.wall / 8
+
+    @property
+    def is_slow(self) -> bool:
+        """True if more than ``SLOW`` seconds were spent waiting."""
+        return self.wall > SLOW and self.waited
 
 
 class _ParallelCalls(Generic[T]):

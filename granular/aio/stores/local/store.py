@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 from granular.aio.http.reply import Reply, changed
 from granular.aio.runtime.immediate import is_immediate
-from granular.aio.runtime.threads import SLOW, Timer, map_threads_now, offload, offload_whole
+from granular.aio.runtime.threads import Timer, map_threads_now, offload, offload_whole
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Spans, Stat, Store, Target
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import (
@@ -33,7 +33,7 @@ from granular.metrics import local_files
 
 T = TypeVar('T')
 
-_CHECKED: Final = 16  # reads after which the time is looked at; later on, as many as files may be open at once
+_CHECKED: Final = 16  # reads after which the time is looked at; later on, after twice as many each time
 
 
 def _count(requests: int, nbytes: int) -> None:
@@ -99,12 +99,12 @@ class LocalStore(Store):
     def read_spans_now(self, spans: Spans) -> list[bytes]:
         """Read byte ranges on the calling thread; in others as well, from the first slow ones on."""
         objects, owners, starts, stops = spans
-        replies: list[bytes] = []
-        count, most, timer = len(owners), open_at_once(), Timer()
-        size = min(_CHECKED, most)
-        while len(replies) < count:
+        count, timer = len(owners), Timer()
+        replies = _read_kept([objects[owner] for owner in owners], starts, stops, timer)
+        size = _CHECKED
+        while len(replies) < count and not timer.is_slow:
             first = len(replies)
-            last = min(first + size, count) - 1
+            last = min(first + min(size, open_at_once()), count) - 1
             part = slice(first, last + 1)
             chosen = [objects[owner] for owner in owners[part]]
             own, opened = _read_together(chosen, starts[part], stops[part])
@@ -113,9 +113,7 @@ class LocalStore(Store):
                 # The file that was begun may be replaced: it stays open, and its version is the one to read.
                 objects, file = [*objects], opened[-1]
                 objects[owners[last]] = Target(chosen[-1].key, file.version, {file.version: file})
-            if timer.wall > SLOW and timer.waited:
-                break
-            size = min(2 * size, most)
+            size *= 2
         if rest := count - len(replies):
             replies += _read_in_threads(Spans(objects, owners[-rest:], starts[-rest:], stops[-rest:]))
         _count(len(replies), sum(stops) - sum(starts))
@@ -313,16 +311,35 @@ def _leads_above(info: os.stat_result, folder: str) -> bool:
     return True
 
 
+def _read_kept(objects: Sequence[Target], starts: Sequence[int], stops: Sequence[int], timer: Timer) -> list[bytes]:
+    """Read a byte range of each object, from files that are kept open: of the first ones if the disk is slow, and of
+    none unless all are open and have the bytes.
+    """
+    try:
+        opened: list[OpenFile] = [kept[version] for _, version, kept in objects]  # type: ignore[index]
+    except (KeyError, TypeError):
+        return []
+    sizes = list(map(operator.sub, stops, starts))
+    if max(sizes, default=0) > IN_PLACE:
+        return []
+    fds, replies, size = [file.fd for file in opened], list[bytes](), _CHECKED
+    try:
+        while (done := len(replies)) < len(fds) and not timer.is_slow:
+            part = slice(done, done + size)
+            replies += map(os.pread, fds[part], sizes[part], starts[part])
+            size *= 2
+        if list(map(len, replies)) == sizes[:done] and are_unchanged(dict.fromkeys(opened[:done])):
+            return replies
+    except OSError:
+        pass
+    return []
+
+
 def _read_together(
     objects: Sequence[Target], starts: Sequence[int], stops: Sequence[int]
 ) -> tuple[list[bytes], list[OpenFile]]:
     """Read a byte range of each object, of which successive ones may be the same. Return their files, too."""
-    opened: list[OpenFile] = []
-    try:
-        opened += [kept[version] for _, version, kept in objects]  # type: ignore[index]
-    except (KeyError, TypeError):  # not all are open
-        opened = _open_all(objects)
-    sizes = list(map(operator.sub, stops, starts))
+    opened, sizes = _open_all(objects), list(map(operator.sub, stops, starts))
     try:
         replies = list(map(os.pread, [file.fd for file in opened], sizes, starts)) if max(sizes) <= IN_PLACE else []
         if list(map(len, replies)) == sizes and are_unchanged(dict.fromkeys(opened)):
