@@ -438,6 +438,9 @@ def test_pickled_readers_refuse_what_was_replaced_before_their_first_read(tmp_pa
     (bucket / 'ds' / '000002' / file).write_bytes((tmp_path / 'new' / file).read_bytes())
     with pickle.loads(content) as reader:
         assert is_indexed(reader)
+        for again in (pickle.dumps(reader), pickled_for_worker(reader)):
+            with pickle.loads(again) as copy, pytest.raises(ObjectChangedError, match='since the reader was pickled'):
+                copy.fetch([4, 5])
         assert reader.fetch(range(4)) == [{'c': point['c']} for point in (*OLD, *OLD)]
         for _ in range(2):
             with pytest.raises(ObjectChangedError, match='since the reader was pickled'):
@@ -585,6 +588,28 @@ def test_readers_of_a_copy_are_pickled_before_it_has_an_index_of_its_own(root, l
             with pickle.loads(content) as twin:
                 assert list(twin) == [point(i, layout) for i in range(30)]
         assert list(reader) == [point(i, layout) for i in range(30)]
+
+
+@pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
+async def test_readers_of_shards_of_a_copy_are_pickled_before_their_first_read(bucket, monkeypatch):
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
+    write(bucket / 'ds', range(30), shardlen=10, index=True)
+    (bucket / 'ds').copy(bucket / 'copy')
+    async with aio.ShardedDatasetReader((bucket / 'copy').aio, granular.decoders) as reader:
+        for number, own in enumerate(reader.readers):
+            async with pickle.loads(pickle.dumps(own)) as twin:
+                assert await twin.get(5) == point(10 * number + 5, 'refs')
+
+
+@pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_all_objects_of_small_datasets_are_listed(bucket, layout, monkeypatch):
+    write(bucket / 'ds', range(30), layout, shardlen=10, index=True)
+    objects = sum(path.is_file() for path in (bucket / 'ds').rglob('*')) - 1  # without the index
+    for most, is_listed in ((objects, True), (objects - 1, False)):
+        monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', most)
+        with granular.ShardedDatasetReader(bucket / 'ds', granular.decoders) as reader:
+            assert indexed_shards_of(reader.aio).unchecked.any() != is_listed
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
@@ -782,6 +807,13 @@ def test_verify_compares_the_index_with_the_shards(tmp_path):
     problems = granular.verify(tmp_path / 'ds').problems
     assert ['3 shards' in problems[0].message, '000001' in problems[1].message] == [True, True]
     assert all('granular index' in problem.message for problem in problems)
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_verify_finds_no_problem_in_a_copy(tmp_path, layout):
+    write(tmp_path / 'ds', range(30), layout, shardlen=10, index=True)
+    granular.Path(tmp_path / 'ds').copy(granular.Path(tmp_path / 'copy'))
+    assert granular.verify(tmp_path / 'copy').problems == []
 
 
 # --- writers, arguments, the command line
