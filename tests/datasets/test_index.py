@@ -115,6 +115,19 @@ def test_datasets_read_the_same_with_an_index(tmp_path, layout, memory, caplog):
     assert warnings_of(caplog) == []
 
 
+@pytest.mark.parametrize('memory', [1 << 30, 1])
+def test_mixes_of_datasets_with_an_index_each(tmp_path, memory):
+    folders = [granular.Path(tmp_path / name, config=granular.IOConfig(index_memory=memory)) for name in 'xy']
+    for folder, numbers in zip(folders, (range(30), range(30, 75)), strict=True):
+        write(folder, numbers, shardlen=10, index=True)
+    readers = [granular.ShardedDatasetReader(folder, granular.decoders) for folder in folders]
+    mix = granular.MapDataset.concatenate([granular.MapDataset.source(reader) for reader in readers])
+    for indices in ([1, 31], [74, 29, 30], range(75)):
+        assert mix.fetch(list(indices)) == [point(i, 'refs') for i in indices]
+    for reader in readers:
+        reader.close()
+
+
 @pytest.mark.parametrize('references', ['shared', 'reversed'])
 def test_references_in_any_order_are_read(tmp_path, references):
     """Datasets of other programs may refer to records in any order."""
