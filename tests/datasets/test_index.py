@@ -314,7 +314,7 @@ def test_shard_of_another_length_is_an_error_at_the_first_read(bucket, monkeypat
 
 
 @pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
-def test_index_that_is_replaced_while_it_is_read_page_by_page(bucket, monkeypatch):
+def test_index_that_is_replaced_while_it_is_read_page_by_page(bucket, monkeypatch, caplog):
     monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     write(bucket / 'ds', range(40), shardlen=10, index=True)
     config = granular.IOConfig(index_memory=1)
@@ -323,6 +323,8 @@ def test_index_that_is_replaced_while_it_is_read_page_by_page(bucket, monkeypatc
         assert reader[0] == point(0, 'refs')
         write(bucket / 'ds', range(40, 50), shardlen=10, index=True)
         assert reader.fetch(range(40)) == [point(i, 'refs') for i in range(40)]
+    (message,) = warnings_of(caplog)
+    assert 'replaced or removed itself: 4 shards' in message and 'open a new reader' in message
 
 
 @pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
