@@ -115,6 +115,19 @@ def test_datasets_read_the_same_with_an_index(tmp_path, layout, memory, caplog):
     assert warnings_of(caplog) == []
 
 
+@pytest.mark.parametrize('memory', [1 << 30, 1])
+def test_mixes_of_datasets_with_an_index_each(tmp_path, memory):
+    folders = [granular.Path(tmp_path / name, config=granular.IOConfig(index_memory=memory)) for name in 'xy']
+    for folder, numbers in zip(folders, (range(30), range(30, 75)), strict=True):
+        write(folder, numbers, shardlen=10, index=True)
+    readers = [granular.ShardedDatasetReader(folder, granular.decoders) for folder in folders]
+    mix = granular.MapDataset.concatenate([granular.MapDataset.source(reader) for reader in readers])
+    for indices in ([1, 31], [74, 29, 30], range(75)):
+        assert mix.fetch(list(indices)) == [point(i, 'refs') for i in indices]
+    for reader in readers:
+        reader.close()
+
+
 @pytest.mark.parametrize('references', ['shared', 'reversed'])
 def test_references_in_any_order_are_read(tmp_path, references):
     """Datasets of other programs may refer to records in any order."""
@@ -301,7 +314,7 @@ def test_shard_of_another_length_is_an_error_at_the_first_read(bucket, monkeypat
 
 
 @pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
-def test_index_that_is_replaced_while_it_is_read_page_by_page(bucket, monkeypatch):
+def test_index_that_is_replaced_while_it_is_read_page_by_page(bucket, monkeypatch, caplog):
     monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
     write(bucket / 'ds', range(40), shardlen=10, index=True)
     config = granular.IOConfig(index_memory=1)
@@ -310,6 +323,8 @@ def test_index_that_is_replaced_while_it_is_read_page_by_page(bucket, monkeypatc
         assert reader[0] == point(0, 'refs')
         write(bucket / 'ds', range(40, 50), shardlen=10, index=True)
         assert reader.fetch(range(40)) == [point(i, 'refs') for i in range(40)]
+    (message,) = warnings_of(caplog)
+    assert 'replaced or removed itself: 4 shards' in message and 'open a new reader' in message
 
 
 @pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
@@ -438,6 +453,9 @@ def test_pickled_readers_refuse_what_was_replaced_before_their_first_read(tmp_pa
     (bucket / 'ds' / '000002' / file).write_bytes((tmp_path / 'new' / file).read_bytes())
     with pickle.loads(content) as reader:
         assert is_indexed(reader)
+        for again in (pickle.dumps(reader), pickled_for_worker(reader)):
+            with pickle.loads(again) as copy, pytest.raises(ObjectChangedError, match='since the reader was pickled'):
+                copy.fetch([4, 5])
         assert reader.fetch(range(4)) == [{'c': point['c']} for point in (*OLD, *OLD)]
         for _ in range(2):
             with pytest.raises(ObjectChangedError, match='since the reader was pickled'):
@@ -585,6 +603,28 @@ def test_readers_of_a_copy_are_pickled_before_it_has_an_index_of_its_own(root, l
             with pickle.loads(content) as twin:
                 assert list(twin) == [point(i, layout) for i in range(30)]
         assert list(reader) == [point(i, layout) for i in range(30)]
+
+
+@pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
+async def test_readers_of_shards_of_a_copy_are_pickled_before_their_first_read(bucket, monkeypatch):
+    monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', 0)
+    write(bucket / 'ds', range(30), shardlen=10, index=True)
+    (bucket / 'ds').copy(bucket / 'copy')
+    async with aio.ShardedDatasetReader((bucket / 'copy').aio, granular.decoders) as reader:
+        for number, own in enumerate(reader.readers):
+            async with pickle.loads(pickle.dumps(own)) as twin:
+                assert await twin.get(5) == point(10 * number + 5, 'refs')
+
+
+@pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_all_objects_of_small_datasets_are_listed(bucket, layout, monkeypatch):
+    write(bucket / 'ds', range(30), layout, shardlen=10, index=True)
+    objects = sum(path.is_file() for path in (bucket / 'ds').rglob('*')) - 1  # without the index
+    for most, is_listed in ((objects, True), (objects - 1, False)):
+        monkeypatch.setattr('granular.aio.datasets.comparison.LISTED', most)
+        with granular.ShardedDatasetReader(bucket / 'ds', granular.decoders) as reader:
+            assert indexed_shards_of(reader.aio).unchecked.any() != is_listed
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
@@ -782,6 +822,13 @@ def test_verify_compares_the_index_with_the_shards(tmp_path):
     problems = granular.verify(tmp_path / 'ds').problems
     assert ['3 shards' in problems[0].message, '000001' in problems[1].message] == [True, True]
     assert all('granular index' in problem.message for problem in problems)
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_verify_finds_no_problem_in_a_copy(tmp_path, layout):
+    write(tmp_path / 'ds', range(30), layout, shardlen=10, index=True)
+    granular.Path(tmp_path / 'ds').copy(granular.Path(tmp_path / 'copy'))
+    assert granular.verify(tmp_path / 'copy').problems == []
 
 
 # --- writers, arguments, the command line

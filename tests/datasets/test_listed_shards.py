@@ -241,3 +241,21 @@ def test_references_of_any_version_and_number_are_counted(written, tmp_path, ver
     with opened(folder) as reader:
         assert len(reader) == 2 * (SHARDS - 1) + count
         assert reader.fetch([70 + count - 1, 70 + count], ('a',)) == [{'a': count - 1}, {'a': 72}]
+
+
+def test_pickles_of_unpickled_readers_refuse_what_was_divided_anew_since(tmp_path):
+    """Their first reader compared the tables of shards, which the second one has only listed."""
+    for name, values in (('old', [b'xy', b'z']), ('new', [b'x', b'yz'])):
+        with granular.DatasetWriter(tmp_path / name, {'c': 'bytes'}, granular.encoders, layout='columns') as writer:
+            for value in values:
+                writer.append({'c': value})
+    for number in range(SHARDS):
+        shutil.copytree(tmp_path / 'old', tmp_path / 'ds' / shard_name(number))
+    with granular.ShardedDatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        assert reader.fetch([78, 79]) == [{'c': b'xy'}, {'c': b'z'}]
+        content = pickle.dumps(reader)
+    shutil.copyfile(tmp_path / 'new' / 'c.idx', tmp_path / 'ds' / shard_name(SHARDS - 1) / 'c.idx')
+    with pickle.loads(content) as reader:
+        for again in (pickle.dumps(reader), pickled_for_worker(reader)):
+            with pickle.loads(again) as copy, pytest.raises(ObjectChangedError, match='since the reader was pickled'):
+                copy.fetch([78, 79])

@@ -10,7 +10,7 @@ from granular.aio.bags.records import Adjacent, Rows, compared, read_adjacent, r
 from granular.aio.datasets.codec import Field, decode_records, decoding, raw
 from granular.aio.datasets.columns import Choice, Columns, Datapoint
 from granular.aio.datasets.masks import picked
-from granular.aio.datasets.picks import BAGS, PACKED, Picks
+from granular.aio.datasets.picks import BAGS, MEMORY, Picks
 from granular.aio.datasets.references import Referenced, unpack_joined, unpack_rows
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import Calls, offload
@@ -254,25 +254,28 @@ async def read_references(picks: Picks) -> Referenced:
     if (sources == sources[0]).all():
         return await _read_references(picks, int(sources[0]))
     out = np.empty((2, len(indices), len(datasets.first.spec)), np.int64)
+    places, reads = [], []
     for source in sorted(set(sources.tolist())):
         some = sources == source
         chosen = some.repeat(counts)
-        own = Picks(datasets, numbers[some], counts[some], indices[chosen])
-        out[:, chosen] = await _read_references(own, source)
+        places.append(chosen)
+        reads.append(_read_references(Picks(datasets, numbers[some], counts[some], indices[chosen]), source))
+    for chosen, own in zip(places, await gather(reads), strict=True):
+        out[:, chosen] = own
     return out[0], out[1]
 
 
 async def _read_references(picks: Picks, source: int) -> Referenced:
-    """Return the references of datasets that all have them in the same kind of source."""
+    """Return the references of datasets that all have them in the same source."""
     datasets, numbers, counts, indices = picks
-    if source == PACKED:
-        return await datasets.read_packed(numbers, counts, indices)
     if source == BAGS:
         spec = datasets.first.spec
         rows = Rows(datasets.bags, picks.record_owners(len(spec)), counts, indices)
         if len(indices) < _MANY:
             return unpack_rows(rows, await read_records(rows), spec)
         return await offload(unpack_joined, rows, await read_joined(rows), spec)
+    if source != MEMORY:
+        return await datasets.read_packed(numbers, counts, indices)
     parts = np.split(indices, np.cumsum(counts[:-1]))
     cached: list[Any] = [datasets.references[number] for number in numbers.tolist()]
     both = [references.at(own) for references, own in zip(cached, parts, strict=True)]

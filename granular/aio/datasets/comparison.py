@@ -68,7 +68,7 @@ async def compare(index: DatasetIndex, directory: Path) -> Compared:
     if store.local:
         numbers = await listed_shards(directory)
         return Compared(numbers, *await offload(_compare_files, index, directory.key, len(numbers)))
-    objects = len(index) * (1 + len(index.keys) * (1 + index.has_tables))
+    objects = len(index) * (1 + len(index.keys) * (2 + index.has_tables))  # with the checksums of each bag
     if not store.has_folders and objects <= LISTED:
         with contextlib.suppress(AccessDeniedError):
             return await _compare_listing(index, directory)

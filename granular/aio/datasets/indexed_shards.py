@@ -247,15 +247,11 @@ class IndexedShards(OpenedShards):
 
     # --- shards that were replaced
 
-    def warn(self, reason: str) -> None:
-        """Log once that the index does not match the shards."""
+    def warn(self, reason: str, remedy: str = 'run `granular index` on it') -> None:
+        """Log once that the index does not match the shards, or is gone."""
         if not self._warned:
             self._warned = True
-            logger.warning(
-                'the index of %s is outdated: %s: read by their own tables: run `granular index` on it',
-                self._name,
-                reason,
-            )
+            logger.warning('the index of %s is outdated: %s: read by their own tables: %s', self._name, reason, remedy)
 
     def outdated(self, error: GranularError) -> ObjectChangedError:
         """Return the error for a file of a shard that is not the one in the index, where it cannot be replaced."""
@@ -343,12 +339,14 @@ class IndexedShards(OpenedShards):
                 f'{self._name}: was written anew since it was opened, or its index was: shard '
                 f'{self._shard_name(unknown[0])} is not the one that was opened: open a new reader'
             )
-        await self._open_again(stale or indexed, are_checked=not stale)
-        stale = stale or indexed
+        opened = stale or indexed
+        await self._open_again(opened, are_checked=not stale)
         if stale:
             name = self._shard_name(stale[0])
             self.warn(f'{len(stale)} of {len(positions)} shards that were read were replaced, such as {name}')
-        return bool(stale)
+        elif opened:
+            self.warn(f'it was replaced or removed itself: {len(opened)} shards that were read', 'open a new reader')
+        return bool(opened)
 
     async def _is_replaced(self, position: int) -> bool:
         if self.unchecked[position]:

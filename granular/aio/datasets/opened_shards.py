@@ -1,7 +1,7 @@
 """Base of the shards of a dataset that are read, by their position among those."""
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from granular._support.indexing import Ints
 from granular.aio.bags.identity import FileIdentity
@@ -71,6 +71,11 @@ class OpenedShards(abc.ABC):
             name, files = self._shard_name(i), self.own[i].files() if i in self.own else self._identities(i)
             out.update({f'{name}/{file}': identity for file, identity in files.items()})
         return out
+
+    def among(self, files: Mapping[str, FileIdentity], positions: Iterable[int]) -> dict[str, FileIdentity]:
+        """Return those of some files, by shard and file name, that are of some shards."""
+        names = {self._shard_name(i) for i in positions}
+        return {file: identity for file, identity in files.items() if file.partition('/')[0] in names}
 
     @abc.abstractmethod
     def _identities(self, position: int) -> dict[str, FileIdentity]:

@@ -14,9 +14,7 @@ from granular.aio.datasets.references import Referenced, References
 BAGS: Final = 0
 """References are read from their bags."""
 MEMORY: Final = 1
-"""References are in memory: ``References``."""
-PACKED: Final = 2
-"""References are in the index: ``PackedReferences``."""
+"""References are in memory: ``References``. Any other source is the ``id`` of the index of ``PackedReferences``."""
 
 _FIRST: Final = np.zeros(1, np.int64)
 
@@ -58,7 +56,7 @@ class Datasets:
         references = columns.references
         self._columns[number], self.references[number] = columns, references
         if isinstance(references, PackedReferences):
-            self.sources[number] = PACKED
+            self.sources[number] = id(references.tables)
             self._tables[number], self._kinds[number] = references.first, references.kinds
         elif references is not None:
             self.sources[number] = MEMORY

@@ -12,7 +12,7 @@ from granular import formats
 from granular._support.indexing import Ints, index_of, indices_of
 from granular._support.typing import Datapoint_co
 from granular.aio.bags.bag import read_digests
-from granular.aio.bags.identity import Identity
+from granular.aio.bags.identity import FileIdentity, Identity
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import FEW, Adjacent
@@ -285,7 +285,10 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         return self._dataset.snapshot
 
     def _opened_files(self) -> Identity:
-        return Identity.of([self.directory.store], self._dataset.files())
+        files = self._dataset.files()
+        if self._compared is not None:  # Until then, they are those in the index, of which a copy has other versions.
+            files = {name: FileIdentity(file.size, None) for name, file in files.items()}
+        return Identity.of([self.directory.store], files)
 
     async def _identify(self) -> None:
         await self._dataset.identify()

@@ -83,8 +83,15 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         return (self.directory,), {**self._options._asdict(), **self._choice}
 
     def _pickled(self) -> dict[str, Any]:
-        count = len(self._opener.numbers) if self._state == 'open' else self._count
-        return {**super()._pickled(), '_count': count}
+        pickled = super()._pickled()
+        if self._state != 'open':
+            return {**pickled, '_count': self._count}
+        if self._expected is not None:
+            # The copy compares the shards that this reader has not compared yet.
+            unproven = np.flatnonzero(self._unproven()).tolist()
+            if files := self._shards.among(self._expected.files, unproven):
+                pickled['_expected'] = self._opened_files().updated(self._expected._replace(files=files))
+        return {**pickled, '_count': len(self._opener.numbers)}
 
     def _index_state(self) -> Shared | None:
         return self._opener.state_of(self._shards)
