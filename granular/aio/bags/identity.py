@@ -98,12 +98,13 @@ class Identity(NamedTuple):
                 before, now = FileIdentity(before.size, None), FileIdentity(now.size, None)
             if before is None or now is None or not before.is_same(now):
                 raise ObjectChangedError(
-                    f'{name}: was replaced since the reader was pickled: {hidden(file)} {_describe(before)} '
-                    f'then, and {_describe(now)} now: open a new reader'
+                    f'{name}: was replaced since the reader was pickled: {hidden(file)} {describe_file(before)} '
+                    f'then, and {describe_file(now)} now: open a new reader'
                 )
 
 
-def _describe(file: FileIdentity | None) -> str:
+def describe_file(file: FileIdentity | None) -> str:
+    """Return what a file was, as a clause of an error."""
     if file is None:
         return 'did not exist'
     return f'had {file.size} bytes and version {file.version}' + (file.table and f', divided by {file.table:.40}')

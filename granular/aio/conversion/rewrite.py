@@ -57,6 +57,7 @@ class Rewriting:
     **dict.fromkeys(('filter', 'condition', 'predicate', 'where'), 'keep, such as keep=lambda label: label < 10'),
     **dict.fromkeys(('map', 'transform', 'function'), "values, such as values={'label': lambda label: label + 1}"),
     columns='drop, with the keys to leave out',
+    add="values, such as values={'embedding': array}",
 )
 async def rewrite(
     source: AnyPath | Sequence[AnyPath],

@@ -9,6 +9,7 @@ import numpy as np
 from granular._support.indexing import Ints
 from granular._support.other_names import answering
 from granular._support.text import counted
+from granular.aio.bags.identity import describe_file
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import Rows, read_limits
 from granular.aio.datasets.codec import Decoders, check_decoders, describe_error
@@ -170,7 +171,7 @@ async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetR
     files, indexed = opened_files(reader).files, index.file_identities(shard)
     for name, identity in files.items():
         if not indexed[name].is_same(identity):
-            return f'{name} has version {identity.version} and {identity.size} bytes, the index {indexed[name]}'
+            return f'{name} {describe_file(indexed[name])} when it was indexed, and {describe_file(identity)} now'
     described = Dataset(reader.directory, OpenOptions())
     described.open_indexed(index, shard, [choice.field for choice in columns.choices])
     for key, bag in columns.bags.items():
