@@ -165,8 +165,17 @@ MISTAKES = {
         r'^Table has columns by index, not rows: pass its to_pylist\(\)$',
     ),
     'file_of_a_state': (
-        lambda: granular.load_state('run/process_0-of-1.json'),
-        'contains no state: process_0-of-1.json is not there: pass the folder of the file$',
+        lambda: granular.load_state(__file__),
+        'contains no state: process_0-of-1.json is not there: it is a file: pass the folder that save_state wrote$',
+    ),
+    'length_of_rows': (lambda: dataset.pack(seq_len=8), r"for seq_len, pass length, such as \{'tokens': 2048\}$"),
+    'tokens_of_a_batch': (
+        lambda: dataset.batch_by_size('x', max_tokens=8),
+        r'^MapDataset.batch_by_size: .*: for max_tokens, pass max_size$',
+    ),
+    'several_datasets_to_open': (
+        lambda: granular.open(['first', 'second']),
+        'or format; MapDataset.concatenate joins datasets, and `granular convert` makes a dataset of images$',
     ),
     'option_of_a_tensor': (
         lambda: granular.Loader(dataset, 2, device='cuda'),
@@ -195,7 +204,7 @@ MISTAKES = {
     ),
     'images_to_open': (
         lambda: granular.open(['1.jpg', '2.jpg']),
-        'got .jpg: .*; `granular convert` makes a dataset of images$',
+        'got .jpg: .*`granular convert` makes a dataset of images$',
     ),
     'one_class_to_filter': (
         lambda: dataset.filter_classes(valid_classes=3),
@@ -665,7 +674,7 @@ def test_operations_of_the_other_kind_of_dataset_are_answered(kind):
     beginnings = {'source', 'range', 'select_from_datasets', 'aio', 'node', 'parents'}  # and what is not an operation
     for one, missing in ((chain, names[1] - names[0]), (stream, names[0] - names[1] - beginnings)):
         others = {'split', 'enumerate'} if one is chain else {'skip'}
-        elsewhere = {'take', 'unbatch', 'shard', 'padded_batch', 'with_format', 'with_epoch', 'element_spec'}
+        elsewhere = {'take', 'unbatch', 'shard', 'padded_batch', 'with_format', 'set_epoch', 'element_spec'}
         of_iterators = {'get_state', 'load_state_dict', 'stats'}
         for name in {*missing, *others, *elsewhere, *of_iterators} - {'set_slice', 'with_options'}:
             with pytest.raises(AttributeError, match=rf"'{type(one).__name__}' object has no attribute '{name}': \w+"):

@@ -330,7 +330,8 @@ def _not_one_format(name: str, files: Sequence[Path]) -> InvalidArgumentError:
     suffixes = ', '.join(sorted({file.suffix or 'no suffix' for file in files})) or 'none'
     return InvalidArgumentError(
         f'{name}: expected files of one format, of {", ".join(ENDINGS)}, got {suffixes}: pass a pattern or a list '
-        f'of such files, or format; `granular convert` makes a dataset of images'
+        f'of such files, or format; MapDataset.concatenate joins datasets, and `granular convert` makes a dataset of '
+        f'images'
     )
 
 

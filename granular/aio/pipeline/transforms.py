@@ -58,6 +58,7 @@ OF_CHAINS: Final = {
         ),
         'it belongs to an iterator: `with iter(stream) as iterator`',
     ),
+    'set_epoch': 'call repeat() behind shuffle(seed=0): each epoch has an order of its own',
     'unbatch': 'call flat_map(list), if an element is a sequence',
     'batched': 'call batch',
     'padded_batch': 'pass granular.grain.experimental.batch_and_pad as batch_fn of batch, or call batch_by_size',
