@@ -226,6 +226,10 @@ WRITER_ARGUMENTS: Final = {
         'nothing: no dataset is overwritten: remove it before by granular.Path(directory).rmtree()',
     ),
 }
+CONVERSION_ARGUMENTS: Final = {
+    **WRITER_ARGUMENTS,
+    **dict.fromkeys(('num_workers', 'workers', 'num_proc'), 'parallel, the shards that are written at a time'),
+}
 OF_CURSORS: Final = {'save': 'call state_dict()', 'load': 'call load_state_dict(state)'}
 
 

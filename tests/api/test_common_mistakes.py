@@ -578,6 +578,14 @@ ANSWERED = {
         {'pin_memory': "device='cuda'", 'batch_size': r'to_iter_dataset\(\).batch\(64\)',
          'shuffle': r'shuffle\(seed=0\)'},
     ),
+    'convert': (
+        lambda **given: granular.convert([{'x': 1}], 'data', **given),
+        {'num_workers': 'parallel', 'overwrite': 'nothing: no dataset is overwritten', 'columns': 'spec, '},
+    ),
+    'rewrite': (
+        lambda **given: granular.rewrite('data', 'other', **given),
+        {'workers': 'parallel', 'mode': 'nothing: no dataset is overwritten', 'columns': 'drop, '},
+    ),
     'IterableDataset': (
         lambda **given: importlib.import_module('granular.integrations.torch').IterableDataset(dataset, **given),
         {'batch_size': r'nothing, and call batch\(64\)', 'shuffle': r'nothing, and call shuffle\(', 'rank': SHARD},
