@@ -43,7 +43,7 @@ _LARGEST: Final = (1 << 63) - 1
     timeout='connect_timeout, first_byte_timeout or read_timeout',
     cache='cache_dir',
     **dict.fromkeys(('retries', 'max_retries', 'max_attempts'), 'attempts'),
-    **dict.fromkeys(('max_concurrency', 'max_pool_connections'), 'concurrency'),
+    **dict.fromkeys(('max_concurrency', 'max_pool_connections', 'max_workers', 'num_threads'), 'concurrency'),
 )
 @dataclasses.dataclass(frozen=True, slots=True)
 class IOConfig:

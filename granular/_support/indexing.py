@@ -54,7 +54,8 @@ def check_index(index: Any, name: str) -> int:
     except TypeError:
         several = isinstance(index, Sequence | np.ndarray) and np.shape(index) != () and len(index) > 1
         many = ': fetch(...) reads several' if several else ''
-        many = '' if isinstance(index, str | bytes) else many
+        if isinstance(index, str):
+            many = f': select([{index!r:.100}]) of a MapDataset chooses keys'
         raise InvalidArgumentError(f'{name}: expected an integer as index, got {index!r:.100}{many}') from None
     if (bits := position.bit_length()) > 63:
         shown = position if bits <= 256 else f'of {bits} bits'

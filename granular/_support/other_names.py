@@ -1,6 +1,7 @@
 """Answers to the names that arguments and methods have in other libraries, or in another place of this one."""
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast
@@ -35,15 +36,15 @@ _STORE_OPTIONS: Final = {
     'tls_verify': ('verify', 'ssl_verify', 'allow_invalid_certificates'),
 }  # fmt: skip
 
-_OF_GRAIN: Final = {
-    **dict.fromkeys(('ParquetIterDataset', 'TFRecordIterDataset'), 'it is in granular.grain.experimental'),
-    'InMemoryDataSource': 'it is granular.grain.sources.SharedMemoryDataSource',
-}
+# Modules whose names are asked of another one, in the order in which they are named.
+_HOMES: Final = (
+    'granular', 'granular.grain', 'granular.grain.sharding', 'granular.grain.sources', 'granular.grain.samplers',
+    'granular.grain.transforms', 'granular.grain.experimental', 'granular.grain.python', 'granular.kappadata',
+)  # fmt: skip
 
-# Names of other packages, or other modules of this one, by the package that is asked for them.
+# Names of other packages, by the package of this one that is asked for them.
 _MODULE_NAMES: Final = {
     'granular': {
-        **_OF_GRAIN,
         'DataLoader': 'granular.Loader loads batches of a source; granular.grain has the DataLoader of Grain',
         **dict.fromkeys(('load_dataset', 'load_from_disk', 'load'), 'granular.open(path) opens a dataset'),
         **dict.fromkeys(
@@ -52,26 +53,24 @@ _MODULE_NAMES: Final = {
         ),
         'MDSWriter': 'granular.DatasetWriter writes a dataset',
         'ShardWriter': 'granular.ShardedDatasetWriter writes shards',
-        **dict.fromkeys(('KDDataset', 'KDWrapper', 'ModeWrapper'), 'it is a name of granular.kappadata'),
-        **dict.fromkeys(
-            (
-                'samplers', 'transforms', 'DataLoaderIterator', 'DatasetIterator', 'MultiprocessingOptions',
-                'RecordMetadata',
-            ),
-            'it is in granular.grain',
-        ),
-        **dict.fromkeys(('NoSharding', 'ShardByJaxProcess'), 'it is in granular.grain.sharding'),
-        'DatasetOptions': 'it is in granular.grain.experimental',
+        **dict.fromkeys(('Batches', 'IterableDataset'), 'it is in granular.integrations.torch'),
+        'save': 'granular.save_state(path, state) writes a state',
     },
-    'granular.aio': _OF_GRAIN,
     'granular.grain': dict.fromkeys(
         ('SharedMemoryArray', 'SharedMemoryArrayMetadata'),
         'mp_prefetch(8) passes arrays of worker processes in shared memory without it',
     ),
-    'granular.kappadata': dict.fromkeys(
-        ('LabelSmoothingWrapper', 'OneHotWrapper', 'OverwriteClassesWrapper'),
-        'a KDWrapper with getitem_class, or a MapDataset.map, changes labels',
-    ),
+    'granular.kappadata': {
+        **dict.fromkeys(
+            ('LabelSmoothingWrapper', 'OneHotWrapper', 'OverwriteClassesWrapper'),
+            'a KDWrapper with getitem_class, or a MapDataset.map, changes labels',
+        ),
+        **dict.fromkeys(
+            ('XTransformWrapper', 'YTransformWrapper'),
+            'a KDWrapper with a method of the field, or a MapDataset.map, changes values',
+        ),
+        'RedisDataset': 'granular.RedisCache keeps the values of a source in Redis',
+    },
 }  # fmt: skip
 
 _BOOLEANS: Final = frozenset(('bool', 'bool_'))  # of Python and numpy, which is not imported here
@@ -95,7 +94,7 @@ _TYPES: Final = {
 
 def type_named(other: str) -> str:
     """Return the types of granular that stand for one of another library; empty if it is not known."""
-    return next((ours for ours, others in _TYPES.items() if other.lower() in others), '')
+    return next((ours for ours, others in _TYPES.items() if other.lower() in (ours, *others)), '')
 
 
 def answering(**answers: str) -> Callable[[Function], Function]:
@@ -180,8 +179,13 @@ def no_attribute(owner: str, name: str, answers: Mapping[str, str], obj: object 
 
 
 def no_module_name(module: str, name: str) -> AttributeError:
-    """Return the error for a name that a module of this package does not have, with what to use instead."""
-    return no_attribute(f'module {module!r}', name, _MODULE_NAMES.get(module, {}), sys.modules[module])
+    """Return the error for a name that a module does not have, with where it is, or what to use instead."""
+    answers = _MODULE_NAMES.get(module, {})
+    if name[0] != '_' and name not in answers:
+        others = (importlib.import_module(home) for home in _HOMES if home != module)
+        if home := next((other.__name__ for other in others if name in getattr(other, '__all__', ())), ''):
+            answers = {name: f'it is in {home}'}
+    return no_attribute(f'module {module!r}', name, answers, sys.modules[module])
 
 
 class OtherNames:
@@ -198,11 +202,17 @@ class OtherNames:
 
 OF_READERS: Final = {
     **dict.fromkeys(
-        ('map', 'filter', 'shuffle', 'batch', 'repeat', 'slice', 'select', 'skip', 'to_iter_dataset'),
+        (
+            'map', 'filter', 'shuffle', 'batch', 'repeat', 'slice', 'select', 'skip', 'subset', 'take',
+            'to_iter_dataset',
+        ),
         'granular.MapDataset.source(reader) has operations',
     ),
-    **dict.fromkeys(('keys', 'schema', 'features', 'column_names'), 'the spec of a reader of a dataset has its types'),
-}
+    'num_rows': 'len(reader) is the number of datapoints',
+    **dict.fromkeys(
+        ('keys', 'schema', 'features', 'column_names', 'columns'), 'the spec of a reader of a dataset has its types'
+    ),
+}  # fmt: skip
 OF_WRITERS: Final = {
     **dict.fromkeys(('write', 'add', 'put'), 'call append(datapoint)'),
     'extend': 'call append for each',
@@ -215,6 +225,10 @@ WRITER_ARGUMENTS: Final = {
         ('overwrite', 'mode', 'exist_ok'),
         'nothing: no dataset is overwritten: remove it before by granular.Path(directory).rmtree()',
     ),
+}
+CONVERSION_ARGUMENTS: Final = {
+    **WRITER_ARGUMENTS,
+    **dict.fromkeys(('num_workers', 'workers', 'num_proc'), 'parallel, the shards that are written at a time'),
 }
 OF_CURSORS: Final = {'save': 'call state_dict()', 'load': 'call load_state_dict(state)'}
 

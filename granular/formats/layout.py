@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._support.indexing import Ints
+from granular._support.other_names import type_named
 from granular.errors import CorruptBagError, CorruptDatasetError, InvalidArgumentError, SpecError
 from granular.formats.base import parse_json
 from granular.formats.checksums import SUFFIX as CHECKSUMS
@@ -308,7 +309,11 @@ def _sorted_spec(spec: Any) -> Spec:
         raise SpecError(f'keys {bad!r:.200} cannot be file names: expected [a-z_] and then [A-Za-z0-9_.-]')
     for key, kind in spec.items():
         if not isinstance(kind, str) or not _KIND.match(kind):
-            raise SpecError(f'type of key {key!r}: expected a name such as "utf8" or "utf8[]", got {kind!r:.200}')
+            ours = type_named(getattr(kind, '__name__', ''))
+            remedy = ours and f': pass {ours!r}'
+            raise SpecError(
+                f'type of key {key!r}: expected a name such as "utf8" or "utf8[]", got {kind!r:.200}{remedy}'
+            )
     return dict(sorted(spec.items()))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from granular._support.indexing import check_integer
+from granular._support.other_names import no_module_name
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.stacking import batch_and_pad
 from granular.aio.pipeline.orders import permute
@@ -67,7 +68,7 @@ _OPTIONAL: Final = {  # what takes a package that may be absent
 
 def __getattr__(name: str) -> Any:
     if name not in _OPTIONAL:
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+        raise no_module_name(__name__, name)
     return getattr(importlib.import_module(_OPTIONAL[name]), name)
 
 

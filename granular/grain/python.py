@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from granular._support.other_names import no_module_name
 from granular.aio.caches.memory_source import SharedMemoryDataSource as InMemoryDataSource
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.data_loader import DataLoader, load
@@ -61,4 +62,4 @@ _CHECKPOINT = 'PyGrainCheckpoint'
 def __getattr__(name: str) -> Any:
     if name in [f'{_CHECKPOINT}{end}' for end in ('Handler', 'Restore', 'Save')]:  # they take Orbax
         return getattr(importlib.import_module('granular.grain.checkpoint'), name.removeprefix('PyGrain'))
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    raise no_module_name(__name__, name)

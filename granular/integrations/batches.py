@@ -24,6 +24,7 @@ from granular.sync.loops import loop_of
 
 ANSWERS: Final = {
     'batch_size': 'to_iter_dataset().batch(64)',
+    'shuffle': 'shuffle(seed=0).to_iter_dataset().batch(64)',
     'num_workers': 'to_iter_dataset().batch(64), with mp_prefetch(8) for processes',
 }
 """Arguments of other libraries, and what to pass to ``Batches`` instead."""

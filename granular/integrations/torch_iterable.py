@@ -7,13 +7,14 @@ from typing import Any
 
 from granular._support.indexing import check_integer
 from granular._support.lazy import import_extra
+from granular._support.other_names import answering
 from granular._support.text import logger
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.execution.failures import OnError
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.map_dataset import MapOperations
 from granular.aio.pipeline.position import VERSION, check_plain, check_version
-from granular.aio.pipeline.shards import ShardByTorchRank, ShardOptions, as_shard
+from granular.aio.pipeline.shards import RANK_ARGUMENTS, ShardByTorchRank, ShardOptions, as_shard
 from granular.aio.pipeline.streams.flow import number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import ReadOptions
@@ -62,6 +63,11 @@ class IterableDataset(_Base):  # type: ignore[misc]
         worker.
     """
 
+    @answering(
+        **RANK_ARGUMENTS,
+        batch_size='nothing, and call batch(64) of the dataset',
+        shuffle='nothing, and call shuffle(seed=0) of the dataset',
+    )
     def __init__(
         self,
         dataset: MapOperations | IterDataset,

@@ -11,6 +11,8 @@ import threading
 from collections import abc
 
 import numpy as np
+import pandas
+import pyarrow
 import pytest
 
 import granular
@@ -138,7 +140,55 @@ MISTAKES = {
         r'expected a MapDataset or an IterDataset, got list: pass MapDataset.source\(...\)',
     ),
     'one_index_in_fetch': (lambda: dataset.fetch(3), r'expected a 1-D sequence of integers, got 3: pass \[3\]$'),
-    'key_as_index': (lambda: dataset['label'], "MapDataset: expected an integer as index, got 'label'$"),
+    'key_as_index': (
+        lambda: dataset['label'],
+        r"expected an integer as index, got 'label': select\(\['label'\]\) of a MapDataset chooses keys$",
+    ),
+    'class_as_a_type': (
+        lambda: granular.DatasetWriter('data', {'x': int}),
+        r"""got <class 'int'>: pass 'int'$""",
+    ),
+    'class_of_numpy_as_a_type': (
+        lambda: granular.DatasetWriter('data', {'x': np.float32}),
+        r"""got <class 'numpy.float32'>: pass 'float'$""",
+    ),
+    'mode_over_a_cache': (
+        lambda: granular.kappadata.ModeWrapper(granular.SharedMemoryCache([{'x': 1}]), 'x'),
+        '^SharedMemoryCache has no fields: expected .*, or a reader; a cache goes around a ModeWrapper$',
+    ),
+    'table_as_source': (
+        lambda: MapDataset.source(pandas.DataFrame({0: [1, 2]})),
+        r"^DataFrame has columns by index, not rows: pass its to_dict\('records'\)$",
+    ),
+    'table_to_convert': (
+        lambda: granular.convert(pyarrow.table({'x': [1]}), 'data'),
+        r'^Table has columns by index, not rows: pass its to_pylist\(\)$',
+    ),
+    'file_of_a_state': (
+        lambda: granular.load_state(__file__),
+        'contains no state: process_0-of-1.json is not there: it is a file: pass the folder that save_state wrote$',
+    ),
+    'length_of_rows': (lambda: dataset.pack(seq_len=8), r"for seq_len, pass length, such as \{'tokens': 2048\}$"),
+    'tokens_of_a_batch': (
+        lambda: dataset.batch_by_size('x', max_tokens=8),
+        r'^MapDataset.batch_by_size: .*: for max_tokens, pass max_size$',
+    ),
+    'several_datasets_to_open': (
+        lambda: granular.open(['first', 'second']),
+        'or format; MapDataset.concatenate joins datasets, and `granular convert` makes a dataset of images$',
+    ),
+    'option_of_a_tensor': (
+        lambda: granular.Loader(dataset, 2, device='cuda'),
+        r'for device, pass granular.integrations.torch.Batches\(loader, device=...\)$',
+    ),
+    'values_to_add': (
+        lambda: granular.rewrite('data', 'other', add={}),
+        r"for add, pass values, such as values=\{'embedding': array\}$",
+    ),
+    'batches_of_parquet': (
+        lambda: ParquetIterDataset('x.parquet', batch_size=8),
+        r'for batch_size, pass nothing, and call batch\(64\)$',
+    ),
     'indices_as_index': (lambda: dataset[[1, 2]], r'expected an integer as index, got \[1, 2\]: fetch\(...\) reads'),
     'tensor_for_an_array': (
         lambda: granular.encoders['array']([1, 2]),
@@ -154,7 +204,7 @@ MISTAKES = {
     ),
     'images_to_open': (
         lambda: granular.open(['1.jpg', '2.jpg']),
-        'got .jpg: .*; `granular convert` makes a dataset of images$',
+        'got .jpg: .*`granular convert` makes a dataset of images$',
     ),
     'one_class_to_filter': (
         lambda: dataset.filter_classes(valid_classes=3),
@@ -443,6 +493,7 @@ def test_arguments_of_other_writers_are_answered_with_ours(cls, name, tmp_path):
     [
         ('map', 'num_parallel_calls', r'nothing: .* mp_prefetch\(8\)'),
         ('map', 'on_error', "on_error='skip' to to_iter_dataset"),
+        ('map', 'batched', r'nothing, and call map after batch\(64\)'),
         ('map', 'fn', 'transform'),
         ('map_with_index', 'function', 'transform'),
         ('random_map', 'func', 'transform'),
@@ -458,6 +509,9 @@ def test_arguments_of_other_writers_are_answered_with_ours(cls, name, tmp_path):
         ('batch', 'drop_last', 'drop_remainder'),
         ('batch', 'collate_fn', 'batch_fn'),
         ('batch', 'shuffle', r'nothing, and call shuffle\(seed=0\)'),
+        ('batch', 'num_workers', r'nothing: .* mp_prefetch\(8\)'),
+        ('shuffle', 'reshuffle_each_iteration', r'nothing, and call repeat\(\) after it'),
+        ('to_iter_dataset', 'shard', 'shard_options'),
         ('shuffle', 'buffer_size', 'nothing: .* window_shuffle'),
         ('to_iter_dataset', 'batch_size', r'nothing, and call batch\(64\)'),
         ('to_iter_dataset', 'shuffle', r'nothing, and call shuffle\(seed=0\)'),
@@ -496,7 +550,7 @@ ANSWERED = {
     'MultiprocessingOptions': (
         MultiprocessingOptions,
         {'num_processes': 'num_workers', 'prefetch_factor': 'per_worker_buffer_size',
-         'multiprocessing_context': 'start_method='},
+         'multiprocessing_context': 'start_method=', 'enable_profiling': '.*stage_timing=True'},
     ),
     'Batch': (
         lambda **given: granular.grain.transforms.Batch(2, **given),
@@ -516,11 +570,25 @@ ANSWERED = {
     ),
     'Loader': (lambda **given: granular.Loader([1], 1, **given), {'rank': 'shard_id', 'world_size': 'num_shards'}),
     'IOConfig': (
-        granular.IOConfig, {'timeout': 'connect_timeout, ', 'cache': 'cache_dir', 'max_retries': 'attempts'}
+        granular.IOConfig,
+        {'timeout': 'connect_timeout, ', 'cache': 'cache_dir', 'max_retries': 'attempts', 'max_workers': 'concurrency'},
     ),
     'Batches': (
         lambda **given: importlib.import_module('granular.integrations.torch').Batches([], **given),
-        {'pin_memory': "device='cuda'", 'batch_size': r'to_iter_dataset\(\).batch\(64\)'},
+        {'pin_memory': "device='cuda'", 'batch_size': r'to_iter_dataset\(\).batch\(64\)',
+         'shuffle': r'shuffle\(seed=0\)'},
+    ),
+    'convert': (
+        lambda **given: granular.convert([{'x': 1}], 'data', **given),
+        {'num_workers': 'parallel', 'overwrite': 'nothing: no dataset is overwritten', 'columns': 'spec, '},
+    ),
+    'rewrite': (
+        lambda **given: granular.rewrite('data', 'other', **given),
+        {'workers': 'parallel', 'mode': 'nothing: no dataset is overwritten', 'columns': 'drop, '},
+    ),
+    'IterableDataset': (
+        lambda **given: importlib.import_module('granular.integrations.torch').IterableDataset(dataset, **given),
+        {'batch_size': r'nothing, and call batch\(64\)', 'shuffle': r'nothing, and call shuffle\(', 'rank': SHARD},
     ),
     'IterDataset.mp_prefetch': (dataset.to_iter_dataset().mp_prefetch, {'num_workers': 'the number alone'}),
 }  # fmt: skip
@@ -614,26 +682,38 @@ def test_operations_of_the_other_kind_of_dataset_are_answered(kind):
     beginnings = {'source', 'range', 'select_from_datasets', 'aio', 'node', 'parents'}  # and what is not an operation
     for one, missing in ((chain, names[1] - names[0]), (stream, names[0] - names[1] - beginnings)):
         others = {'split', 'enumerate'} if one is chain else {'skip'}
-        for name in {*missing, *others, 'take', 'unbatch', 'get_state', 'load_state_dict', 'stats'} - {
-            'set_slice',
-            'with_options',
-        }:
+        elsewhere = {'take', 'unbatch', 'shard', 'padded_batch', 'with_format', 'set_epoch', 'element_spec'}
+        of_iterators = {'get_state', 'load_state_dict', 'stats'}
+        for name in {*missing, *others, *elsewhere, *of_iterators} - {'set_slice', 'with_options'}:
             with pytest.raises(AttributeError, match=rf"'{type(one).__name__}' object has no attribute '{name}': \w+"):
                 getattr(one, name)
         with pytest.raises(AttributeError, match="no attribute 'x'$"):
             operator.attrgetter('x')(one)
 
 
-@pytest.mark.parametrize('module', [granular, granular.aio, granular.grain, granular.kappadata])
+@pytest.mark.parametrize(
+    'module',
+    [granular, granular.aio, granular.grain, granular.grain.experimental, granular.grain.python, granular.kappadata],
+)
 def test_names_of_other_libraries_are_answered_with_those_of_the_package(module):
     names = {
-        granular: {'DataLoader': 'granular.Loader loads', 'ModeWrapper': 'it is a .* granular.kappadata',
-                   'load_dataset': r'granular.open\(path\)', 'DatasetOptions': 'it is in granular.grain.experimental',
-                   'DatasetIterator': 'it is in granular.grain', 'NoSharding': 'it is in granular.grain.sharding',
-                   'InMemoryDataSource': 'it is granular.grain.sources.SharedMemoryDataSource'},
+        granular: {'DataLoader': 'granular.Loader loads', 'load_dataset': r'granular.open\(path\)',
+                   'IterableDataset': 'it is in granular.integrations.torch',
+                   'save': r'granular.save_state\(path, state\)',
+                   'DatasetIterator': 'it is in granular.grain', 'experimental': 'it is in granular.grain',
+                   'DatasetOptions': 'it is in granular.grain.experimental',
+                   'NoSharding': 'it is in granular.grain.sharding',
+                   'IndexSampler': 'it is in granular.grain.samplers', 'Batch': 'it is in granular.grain.transforms',
+                   'SharedMemoryDataSource': 'it is in granular.grain.sources',
+                   'InMemoryDataSource': 'it is in granular.grain.python',
+                   **dict.fromkeys(('ModeWrapper', 'PercentFilterWrapper'), 'it is in granular.kappadata')},
         granular.aio: {'TFRecordIterDataset': 'it is in granular.grain.experimental'},
-        granular.grain: {'SharedMemoryArray': r'mp_prefetch\(8\) passes'},
-        granular.kappadata: {'OneHotWrapper': 'a KDWrapper with getitem_class'},
+        granular.grain: {'SharedMemoryArray': r'mp_prefetch\(8\) passes', 'ShardOptions': 'it is in granular',
+                         'DatasetOptions': 'it is in granular.grain.experimental'},
+        granular.grain.experimental: {'SequentialSampler': 'it is in granular.grain.samplers'},
+        granular.grain.python: {'Windows': 'it is in granular'},
+        granular.kappadata: {'OneHotWrapper': 'a KDWrapper with getitem_class', 'RedisDataset': 'granular.RedisCache',
+                             'XTransformWrapper': 'a KDWrapper with a method of the field'},
     }[module]  # fmt: skip
     for name, answer in {**names, 'zz': ''}.items():
         expected = f'^module {module.__name__!r} has no attribute {name!r}{answer and ": "}{answer}'
@@ -647,7 +727,8 @@ def test_methods_of_other_libraries_are_answered_by_readers_writers_and_iterator
     with granular.DatasetReader(tmp_path / 'x') as reader, iter(dataset.to_iter_dataset()) as iterator:
         answers = {
             writer: {'write': r'call append\(datapoint\)', 'finish': 'close it'},
-            reader: {**dict.fromkeys(('shuffle', 'batch', 'map'), r'granular.MapDataset.source\(reader\) has op'),
+            reader: {'num_rows': r'len\(reader\)',
+                     **dict.fromkeys(('shuffle', 'batch', 'subset'), r'granular.MapDataset.source\(reader\) has op'),
                      **dict.fromkeys(('keys', 'schema'), 'the spec of a reader')},
             iterator: {'save': r'call state_dict\(\)', 'load': r'call load_state_dict\(state\)'},
         }  # fmt: skip

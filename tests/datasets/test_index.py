@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import sys
@@ -822,6 +823,7 @@ def test_verify_compares_the_index_with_the_shards(tmp_path):
     problems = granular.verify(tmp_path / 'ds').problems
     assert ['3 shards' in problems[0].message, '000001' in problems[1].message] == [True, True]
     assert all('granular index' in problem.message for problem in problems)
+    assert re.search(r'had \d+ bytes when it was indexed, and has \d+ now', problems[1].message)
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])

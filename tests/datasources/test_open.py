@@ -119,7 +119,9 @@ def test_open_takes_the_files_of_a_list_in_their_order(folder):
 def test_open_passes_options(folder):
     with granular.open(folder / 'files', columns=['label']) as reader:
         assert reader.columns == ('label',)
-    with pytest.raises(InvalidArgumentError, match=r"DatasetReader.*unknown options \['columns'\].*cache_keys"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"DatasetReader.*unknown options \['columns'\].*nothing, and call .*select\("
+    ):
         granular.open(folder / 'dataset', columns=['label'])
     with pytest.raises(InvalidArgumentError, match=r"unknown options \['config'\].*belong to granular\.Path"):
         granular.open(folder / 'dataset', config=granular.IOConfig())
@@ -131,6 +133,8 @@ def test_open_passes_options(folder):
 @pytest.mark.parametrize(
     ('options', 'remedy'),
     [({'key': 'private'}, 'options of the store, such as config'), ({'colums': ['a']}, 'for colums, pass columns;'),
+     ({'cache_dir': 'x'}, r'pass granular.Path\(url, config=granular.IOConfig\(cache_dir=...\)\)'),
+     ({'fields': ['a']}, r'nothing, and call MapDataset.source\(reader\).select\(keys\)'),
      ({'cache_index_': 1}, 'for cache_index_, pass cache_index or'), ({'other': 1}, r"some of \['cache_bytes'")],
 )  # fmt: skip
 def test_open_refuses_unknown_options_before_it_asks_the_store(address, options, remedy):

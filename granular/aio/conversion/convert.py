@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 from granular._support.indexing import check_integer
-from granular._support.other_names import answering
+from granular._support.other_names import CONVERSION_ARGUMENTS, answering
 from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.megatron import write_tokens
 from granular.aio.conversion.on_ray import RayShards
@@ -69,7 +69,11 @@ class Conversion:
 
 
 @answering(
-    columns='spec, with the types by key; to choose keys, pass MapDataset.source(granular.open(source)).select(keys)',
+    **{
+        **CONVERSION_ARGUMENTS,
+        'columns': 'spec, with the types by key; to choose keys, pass MapDataset.source(granular.open(source)).select('
+        'keys)',
+    }
 )
 async def convert(
     source: Any,

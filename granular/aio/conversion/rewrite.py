@@ -10,7 +10,7 @@ import numpy as np
 
 from granular import formats
 from granular._support.indexing import check_integer
-from granular._support.other_names import answering
+from granular._support.other_names import CONVERSION_ARGUMENTS, answering
 from granular.aio.conversion.changed_keys import ChangedKeys
 from granular.aio.conversion.chosen import Chosen, choose, divide
 from granular.aio.conversion.dataset_sources import DatasetSources
@@ -54,9 +54,10 @@ class Rewriting:
 
 
 @answering(
+    **{**CONVERSION_ARGUMENTS, 'columns': 'drop, with the keys to leave out'},
     **dict.fromkeys(('filter', 'condition', 'predicate', 'where'), 'keep, such as keep=lambda label: label < 10'),
     **dict.fromkeys(('map', 'transform', 'function'), "values, such as values={'label': lambda label: label + 1}"),
-    columns='drop, with the keys to leave out',
+    add="values, such as values={'embedding': array}",
 )
 async def rewrite(
     source: AnyPath | Sequence[AnyPath],

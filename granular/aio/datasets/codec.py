@@ -74,7 +74,7 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
                 ', '.join(map(str, table)) or 'none, as no functions are given: {**granular.decoders, ...} adds some'
             )
             hint = f'; {keys} are keys, not types' if (keys := _keys_in(table, spec)) else ''
-            hint += f'; for {element}, pass {ours}' if (ours := type_named(element)) else ''
+            hint += f'; for {element}, pass {ours}' if (ours := type_named(element)) not in ('', element) else ''
             if element in formats.decoders and table and not hint:
                 hint += f': pass {{**granular.decoders, ...}}, which has {element!r}'
             raise UnknownTypeError(

@@ -170,7 +170,7 @@ async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetR
     files, indexed = opened_files(reader).files, index.file_identities(shard)
     for name, identity in files.items():
         if identity.size != indexed[name].size:  # the version of a copy is another one
-            return f'{name} has {identity.size} bytes, and {indexed[name].size} in the index'
+            return f'{name} had {indexed[name].size} bytes when it was indexed, and has {identity.size} now'
     described = Dataset(reader.directory, OpenOptions())
     described.open_indexed(index, shard, [choice.field for choice in columns.choices])
     for key, bag in columns.bags.items():

@@ -37,6 +37,10 @@ Opened = DatasetReader | ShardedDatasetReader | Any
 """A reader of a dataset; Any stands for those of other files, so that programs use a dataset without a cast."""
 
 _STORE: Final = 'options of the store, such as config, key or endpoint_url, belong to granular.Path(...)'
+_ELSEWHERE: Final = {
+    **dict.fromkeys(('fields', 'keys', 'columns'), 'nothing, and call MapDataset.source(reader).select(keys)'),
+    **{name: f'granular.Path(url, config=granular.IOConfig({name}=...))' for name in ('cache_dir', 'index_cache')},
+}
 _PACKED: Final = ('.tar.gz', '.tgz', '.tar.zst', '.tar.xz', '.tar.bz2')
 _LOOKED_AT: Final = 1000  # files of a folder with the name of a shard
 _UNPACK: Final = (
@@ -156,17 +160,19 @@ def _refuse_options(path: Paths, options: Mapping[str, Any]) -> None:
     readers = (DatasetReader, ShardedDatasetReader, BagReader, LeRobotDataSource, *map(class_of, FORMATS))
     known = {name for reader in readers for name in _options(reader)}
     if unknown := sorted(options.keys() - known):
-        close = [f'for {name}, pass {" or ".join(found)}' for name in unknown if (found := _similar(name, known))]
         name = counted(len(path), 'file') if isinstance(path, list | tuple) else f'{Path(path)}'
-        raise InvalidArgumentError(
-            f'{name}: unknown options {unknown}: {"; ".join(close) or f"expected some of {sorted(known)}"}; {_STORE}'
-        )
+        raise _unknown_options(name, unknown, sorted(known))
 
 
-def _similar(name: str, known: Iterable[str]) -> list[str]:
+def _unknown_options(reader: str, options: Iterable[str], known: Sequence[str]) -> InvalidArgumentError:
+    """Return the error for options that a reader does not have, with what to pass instead."""
     import difflib  # here, as importing it takes longer than opening a dataset
 
-    return difflib.get_close_matches(name, sorted(known), 2)
+    answers = {name: _ELSEWHERE.get(name) or ' or '.join(difflib.get_close_matches(name, known, 2)) for name in options}
+    close = '; '.join(f'for {name}, pass {ours}' for name, ours in answers.items() if ours)
+    return InvalidArgumentError(
+        f'{reader}: unknown options {list(options)}: {close or f"expected some of {known}"}; {_STORE}'
+    )
 
 
 def _options(cls: Any) -> list[str]:
@@ -324,7 +330,8 @@ def _not_one_format(name: str, files: Sequence[Path]) -> InvalidArgumentError:
     suffixes = ', '.join(sorted({file.suffix or 'no suffix' for file in files})) or 'none'
     return InvalidArgumentError(
         f'{name}: expected files of one format, of {", ".join(ENDINGS)}, got {suffixes}: pass a pattern or a list '
-        f'of such files, or format; `granular convert` makes a dataset of images'
+        f'of such files, or format; MapDataset.concatenate joins datasets, and `granular convert` makes a dataset of '
+        f'images'
     )
 
 
@@ -334,9 +341,7 @@ async def _open(cls: Any, path: Any, decoders: Any, options: dict[str, Any]) -> 
         options = {'decoders': decoders, **options}
     if unknown := sorted(options.keys() - accepted):
         name = path.name if isinstance(path, Files) else path[0] if isinstance(path, list) else path
-        raise InvalidArgumentError(
-            f'{cls.__name__} of {name}: unknown options {unknown}: expected some of {accepted}; {_STORE}'
-        )
+        raise _unknown_options(f'{cls.__name__} of {name}', unknown, accepted)
     reader: Opened = cls(path, **options)
     await ensure_open(reader)
     return reader

@@ -80,6 +80,8 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         'shuffle': 'call shuffle before to_iter_dataset(), or window_shuffle',
         'take': 'call limit',
         'skip': 'slice the MapDataset, as in dataset[n:], before to_iter_dataset()',
+        'shard': 'pass to_iter_dataset(shard_options=granular.ShardOptions(0, 8))',
+        'with_epoch': 'slice the MapDataset behind repeat(), as in dataset.repeat()[:n]',
         'indices': 'call it of an iterator, as in iter(stream).indices(3)',
         **dict.fromkeys(('batch_by_size', 'shapes'), 'call batch_by_size before to_iter_dataset()'),
         'to_iter_dataset': 'it is a stream; shard_options belong to the MapDatasets that it reads',

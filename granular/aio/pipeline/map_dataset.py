@@ -69,6 +69,12 @@ class MapOperations(Traceable, Chain, abc.ABC, Generic[Element_co]):
         'limit': 'slice it, as in dataset[:n]',
         'take': 'slice it, as in dataset[:n]',
         'skip': 'slice it, as in dataset[n:]',
+        **dict.fromkeys(
+            ('train_test_split', 'random_split'),
+            'call shuffle(seed=0) after taking percent(to_percent=0.8) and percent(from_percent=0.8)',
+        ),
+        'with_epoch': 'slice it behind repeat(), as in dataset.repeat()[:n]',
+        **dict.fromkeys(('features', 'column_names'), 'the spec of the reader has the keys and types'),
         'split': 'take percent(to_percent=0.8) and percent(from_percent=0.8)',
         'enumerate': 'call map_with_index',
         'shard': 'pass to_iter_dataset(shard_options=granular.ShardOptions(0, 8)), or slice it, as in dataset[0::8]',
@@ -163,7 +169,10 @@ class MapOperations(Traceable, Chain, abc.ABC, Generic[Element_co]):
         """
         return self._of(nodes.Seeded(self._node, check_seed(seed)))
 
-    @answering(buffer_size='nothing: all elements are shuffled; window_shuffle(n, seed) shuffles windows')
+    @answering(
+        buffer_size='nothing: all elements are shuffled; window_shuffle(n, seed) shuffles windows',
+        reshuffle_each_iteration='nothing, and call repeat() after it: each epoch has an order of its own',
+    )
     def shuffle(self, seed: int | None = None, order: Order | None = None) -> Self:
         """Shuffle all elements, in a different order every epoch.
 
@@ -324,6 +333,7 @@ class MapOperations(Traceable, Chain, abc.ABC, Generic[Element_co]):
         shuffle='nothing, and call shuffle(seed=0) before to_iter_dataset()',
         num_workers='nothing: functions run in threads; mp_prefetch(8) of the stream takes processes',
         prefetch_factor='read_options=granular.ReadOptions(prefetch_buffer_size=...)',
+        shard='shard_options',
         pin_memory="nothing, and the stream to granular.integrations.torch.Batches(stream, device='cuda')",
         **RANK_ARGUMENTS,
     )

@@ -24,7 +24,7 @@ class PlannedOperations:
         @classmethod
         def _of(cls, node: Source) -> Self: ...
 
-    @answering()
+    @answering(**dict.fromkeys(('max_length', 'max_seq_length', 'seq_len'), "length, such as {'tokens': 2048}"))
     async def pack(
         self,
         length: Mapping[str, Any],
@@ -81,7 +81,7 @@ class PlannedOperations:
         )  # fmt: skip
         return self._of(await packed(self._node, recipe, sizes))
 
-    @answering()
+    @answering(**dict.fromkeys(('max_tokens', 'max_length', 'batch_size', 'budget'), 'max_size'))
     async def batch_by_size(
         self,
         key: str | Sequence[str],

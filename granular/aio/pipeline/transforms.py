@@ -25,6 +25,9 @@ BATCH_ARGUMENTS: Final = {
     'collate_fn': 'batch_fn',
     'on_error': "on_error='skip' to to_iter_dataset",
     'shuffle': 'nothing, and call shuffle(seed=0) of a MapDataset before batch',
+    **dict.fromkeys(
+        ('num_workers', 'num_parallel_calls'), 'nothing: it is read ahead; mp_prefetch(8) of the stream takes processes'
+    ),
 }
 FUNCTION_ARGUMENTS: Final = dict.fromkeys(
     ('fn', 'func', 'function', 'map_func', 'predicate', 'condition'), 'transform, or the function alone'
@@ -41,6 +44,7 @@ MAP_ARGUMENTS: Final = {
     ),
     'on_error': "on_error='skip' to to_iter_dataset",
     'fn_kwargs': 'functools.partial(function, ...)',
+    'batched': 'nothing, and call map after batch(64)',
 }
 PREFETCH_ARGUMENTS: Final = {
     **dict.fromkeys(('n', 'size', 'prefetch_factor', 'num_batches'), 'buffer_size'),
@@ -54,7 +58,19 @@ OF_CHAINS: Final = {
         ),
         'it belongs to an iterator: `with iter(stream) as iterator`',
     ),
+    'set_epoch': 'call repeat() behind shuffle(seed=0): each epoch has an order of its own',
     'unbatch': 'call flat_map(list), if an element is a sequence',
+    'batched': 'call batch',
+    'padded_batch': 'pass granular.grain.experimental.batch_and_pad as batch_fn of batch, or call batch_by_size',
+    'bucket_by_sequence_length': 'call batch_by_size of the MapDataset',
+    'element_spec': 'granular.grain.experimental.get_element_spec(dataset) returns it',
+    'as_numpy_iterator': 'elements are of numpy: use `for element in dataset`',
+    'decode': 'values are decoded by the reader: pass decoders= to granular.open',
+    **dict.fromkeys(
+        ('to', 'with_format', 'set_format'), 'granular.integrations.torch.Batches(stream, device) makes tensors'
+    ),
+    **dict.fromkeys(('remove_columns', 'select_columns'), 'call select of the MapDataset, with the keys to keep'),
+    **dict.fromkeys(('rename_column', 'rename_columns', 'to_tuple', 'map_dict'), 'call map'),
 }  # fmt: skip
 OF_DATASETS: Final = dict.fromkeys(
     ('select', 'slice', 'subset', 'percent', 'filter_classes', 'oversample', 'concatenate', 'exclude', 'fetch', 'get'),
@@ -253,6 +269,7 @@ class DatasetOptions:
     num_processes='num_workers',
     prefetch_factor='per_worker_buffer_size',
     multiprocessing_context="start_method='spawn'",
+    enable_profiling='granular.grain.experimental.DatasetOptions(stage_timing=True) to with_options',
 )
 @dataclasses.dataclass(frozen=True)
 class MultiprocessingOptions:

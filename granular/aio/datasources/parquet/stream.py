@@ -404,7 +404,7 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
       hive, split: as for ``ParquetDataSource``.
     """
 
-    @answering()
+    @answering(batch_size='nothing, and call batch(64)')
     def __init__(
         self,
         path: Paths | Files,

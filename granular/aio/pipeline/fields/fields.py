@@ -326,7 +326,8 @@ def fields_of(dataset: Any) -> Fields:
         spec = getattr(dataset, 'spec', None)
         return Keys(dataset, tuple(sorted(spec)) if isinstance(spec, Mapping) else None)
     raise InvalidArgumentError(
-        f'{type(dataset).__name__} has no fields: expected a dataset with methods such as getitem_x, or a reader'
+        f'{type(dataset).__name__} has no fields: expected a dataset with methods such as getitem_x, or a reader; a '
+        f'cache goes around a ModeWrapper'
     )
 
 

@@ -89,7 +89,8 @@ async def load_state(directory: AnyPath, process: ShardOptions | None = None) ->
     own = _file(directory, process)
     files = sorted([path async for path in Path(directory).glob('process_*-of-*.json')], key=str)
     if not files:
-        raise NotFoundError(f'{directory}: contains no state: {own.name} is not there')
+        remedy = ': it is a file: pass the folder that save_state wrote' if await Path(directory).is_file() else ''
+        raise NotFoundError(f'{directory}: contains no state: {own.name} is not there{remedy}')
     if own in files:
         count = own.name.partition('-of-')[2]
         others = [path for path in files if path.name.partition('-of-')[2] != count]

@@ -49,6 +49,7 @@ from granular.formats.checksums import crc32c
 from granular.metrics import timing
 
 _SHOWN: Final = 200  # characters of a source in its description
+_ROWS: Final = {'pandas': "to_dict('records')", 'polars': 'to_dicts()', 'pyarrow': 'to_pylist()'}  # of a table
 
 
 def convert(source: Any) -> Source:
@@ -88,6 +89,8 @@ def convert(source: Any) -> Source:
         return _Called(source, '__call__')
     if getattr(type(source), '__getitem__', None) is Elementless.__getitem__:
         source[0]  # raises the error
+    if hasattr(source, 'columns') and (rows := _ROWS.get(type(source).__module__.partition('.')[0])):
+        raise InvalidArgumentError(f'{type(source).__name__} has columns by index, not rows: pass its {rows}')
     if hasattr(source, '__getitem__') and not isinstance(source, Unindexed):
         refuse_deferred(source.__getitem__)
         return _Called(source, '__getitem__')
