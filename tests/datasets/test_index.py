@@ -439,6 +439,19 @@ def test_changes_of_single_files_are_noticed(tmp_path, bucket, layout, old, new,
         check(f'{server.endpoint}/b/ds')
 
 
+def test_an_index_on_a_server_without_etags_tells_only_which_shards_there_are(tmp_path, caplog):
+    folder = granular.Path(tmp_path / 'ds')
+    write(folder, range(20), shardlen=5, index=True)
+    content = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader, FaultServer(files=content) as server:
+        expected = reader.fetch(range(20))
+        server.etag, server.modified = None, {'': 'Fri, 21 Nov 2025 20:00:00 GMT'}
+        with granular.ShardedDatasetReader(f'{server.endpoint}/b', granular.decoders) as remote:
+            assert remote.fetch(range(20)) == expected
+    assert 'its server gives files no ETag' in caplog.text
+    assert 'outdated' not in caplog.text
+
+
 @pytest.mark.parametrize(('file', 'new'), [('c.bag', [{'c': b'ab'}, {'c': b'c'}]), ('c.idx', NEW)])
 @pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
 def test_pickled_readers_refuse_what_was_replaced_before_their_first_read(tmp_path, bucket, file, new, monkeypatch):

@@ -89,6 +89,7 @@ def checksums(monkeypatch):
 @pytest.fixture(autouse=True)
 def forget_faults(server, other_host):
     yield
+    server.settle()
     server.clear()
     server.opaque_etags = server.no_etags = server.aged = False
     assert other_host.kinds == []

@@ -102,9 +102,16 @@ class LoopServer:
         # step, never close their socket. So no more are accepted, and those that were become known first.
         for listening in self._listener.sockets:
             self.loop.remove_reader(listening.fileno())
+        await self._settle()
+        self._listener.close()
+
+    def settle(self) -> None:
+        """Wait until the requests that have arrived are begun, also those that a client no longer waits for."""
+        asyncio.run_coroutine_threadsafe(self._settle(), self.loop).result(60)
+
+    async def _settle(self) -> None:
         for _ in range(_TURNS):
             await asyncio.sleep(0)
-        self._listener.close()
 
     async def _end(self) -> None:
         await self._stop_accepting()

@@ -151,6 +151,8 @@ async def find_indexed(index: DatasetIndex, directory: Path, shard: int, seen: P
 
     Raise ``ObjectChangedError`` if its files do not have the versions that were ``seen`` when the dataset was opened.
     """
+    if not index.may_be_compared:
+        return None
     folder, own = directory / shard_name(shard), index.files(shard)
     if (files := _alike(own, await _find_files(index, folder))) is None:
         return None

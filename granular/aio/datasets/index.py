@@ -54,6 +54,7 @@ class DatasetIndex(PackedTables):
         self.path = path
         self.directory = directory
         self._pin = pin
+        self.may_be_compared: bool = not stands_in(pin)  # False if its server gives files no versions
         self._words: Words | None = None  # all pages, at their positions in the file, if they were read
         counts = directory.counts()
         self._tables = counts.shape[1]

@@ -249,9 +249,17 @@ class IndexedShards(OpenedShards):
 
     def warn(self, reason: str, remedy: str = 'run `granular index` on it') -> None:
         """Log once that the index does not match the shards, or is gone."""
-        if not self._warned:
-            self._warned = True
+        if self._warned:
+            return
+        self._warned = True
+        if self.index.may_be_compared:
             logger.warning('the index of %s is outdated: %s: read by their own tables: %s', self._name, reason, remedy)
+        else:
+            logger.warning(
+                'the index of %s cannot be compared with its shards, which are read by their own tables: its server '
+                'gives files no ETag',
+                self._name,
+            )
 
     def outdated(self, error: GranularError) -> ObjectChangedError:
         """Return the error for a file of a shard that is not the one in the index, where it cannot be replaced."""
