@@ -118,6 +118,27 @@ def test_readers_of_the_shards_open_them(dataset):
     asyncio.run(main())
 
 
+def test_readers_of_the_shards_are_read_together(dataset):
+    folder, _, expected = dataset
+
+    async def main():
+        async with aio.ShardedDatasetReader(folder, granular.decoders) as reader:
+            joined = aio.MapDataset.concatenate([aio.MapDataset.source(shard) for shard in reader.readers[20:25]])
+            for indices in ([9, 1, 4], range(10)):
+                assert await joined.fetch(indices) == [expected[40 + i] for i in indices]
+
+    asyncio.run(main())
+
+
+def test_readers_of_the_shards_have_windows(written):
+    async def main():
+        async with aio.ShardedDatasetReader(written / 'refs', granular.decoders) as reader:
+            windows = await aio.Windows.open(reader.readers[20], {'b': [0], 'a': True}, border='drop')
+            assert await windows.fetch([0, 2]) == [{'a': 40, 'b': ['40']}, {'a': 41, 'b': ['41']}]
+
+    asyncio.run(main())
+
+
 def test_batches_that_are_fetched_together_open_each_shard_once(moto):
     folder = steady(moto) / 'ds'
     write(folder, 'columns')

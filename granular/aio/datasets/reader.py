@@ -372,7 +372,11 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         return np.array([self._dataset.columns.length])
 
     def _unproven(self) -> NDArray[np.bool_]:
-        return np.array([self._compared is not None])
+        return np.zeros(1, np.bool_)
+
+    def _kin(self) -> Any:
+        # Until it is compared, its bags may not be open: its first read is its own.
+        return super()._kin() if self._compared is None else None
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same dataset that shares its caches."""
@@ -404,6 +408,13 @@ def columns_of(reader: DatasetReader[Any]) -> Columns:
     """Return the columns of an open reader; raise ``ClosedError`` if it is closed, or not open yet."""
     check_open(reader)
     return reader._dataset.columns
+
+
+async def compare(reader: DatasetReader[Any]) -> bool:
+    """Open or compare an open reader of a shard, if that is still to be done; return whether it was."""
+    is_pending = reader._compared is not None
+    await reader._prove(np.zeros(0, np.int64))
+    return is_pending
 
 
 def fields_read(reader: DatapointReader[Any]) -> list[Field]:

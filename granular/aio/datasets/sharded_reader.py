@@ -19,7 +19,7 @@ from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
 from granular.aio.datasets.picks import Concatenation, Datasets, Picks
-from granular.aio.datasets.reader import DatapointReader, DatasetReader, T, columns_of, reader_of
+from granular.aio.datasets.reader import DatapointReader, DatasetReader, T, columns_of, compare, reader_of
 from granular.aio.datasets.shard_opener import ShardOpener, Shards, Shared
 from granular.aio.datasets.shards import check_series
 from granular.aio.paths.path import Path
@@ -263,8 +263,8 @@ async def compare_shards(reader: AnyReader, positions: Iterable[int] | None = No
     """Open shards by their own tables that are not open yet, or not those in the index, before their columns are read
     directly; return whether there were any. The positions are those among the shards that are read; by default all.
     """
-    if not isinstance(reader, ShardedDatasetReader):
-        return False
+    if isinstance(reader, DatasetReader):
+        return await compare(reader)
     used = list(range(len(reader._shards)) if positions is None else positions)
     if not isinstance(indexed := reader._shards, IndexedShards):
         missing = indexed.missing(used)
