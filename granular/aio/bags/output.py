@@ -2,7 +2,6 @@
 
 import array
 import contextlib
-import dataclasses
 import functools
 import itertools
 import os
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._support.text import logger
+from granular.aio.bags.published import Published, remove
 from granular.aio.bags.records import Adjacent
 from granular.aio.paths.claims import is_claim
 from granular.aio.paths.path import Path
@@ -64,8 +64,8 @@ class BagOutput(AsyncResource):
         self._writers: list[ObjectWriter] = []
         self._files: list[BinaryIO] = []
         self._opened: dict[str, os.stat_result] = {}  # all that were opened to be appended to
-        self._published: dict[Path, _Published] = {}  # the files that closing published
-        self._uncertain: dict[Path, _Published] = {}  # files whose publishing failed, but which may exist nevertheless
+        self._published: dict[Path, Published] = {}  # the files that closing published
+        self._uncertain: dict[Path, Published] = {}  # files whose publishing failed, but which may exist nevertheless
         # False for the bags of a dataset, whose writer compares the folder, and calls ``verify`` after ``aclose``.
         self.alone = True
         self.has_copies = False  # True if other processes may publish the same bytes in the same files of a bucket
@@ -336,12 +336,12 @@ class BagOutput(AsyncResource):
             raise
         except BaseException:
             if path not in self._published:
-                self._uncertain[path] = _Published(-1, None, writer)
+                self._uncertain[path] = Published(-1, None, writer)
             raise
 
     def _note_published(self, path: Path, size: int, writer: ObjectWriter | None = None) -> None:
         """Note a file of this bag, which was written by a writer, or copied."""
-        self._published[path] = _Published(size, None if writer is None else writer.version, writer)
+        self._published[path] = Published(size, None if writer is None else writer.version, writer)
 
     @property
     def is_winner(self) -> bool:
@@ -358,7 +358,7 @@ class BagOutput(AsyncResource):
         """
         await gather([self._verify(path, published) for path, published in self._published.items()])
 
-    async def _verify(self, path: Path, published: '_Published') -> None:
+    async def _verify(self, path: Path, published: Published) -> None:
         if (stat := await path.store.find(path.key)) is None:
             raise StoreError(f'{path}: {published.size} bytes were written, but there is no such file')
         version = stat.version if self.has_copies else published.version or stat.version
@@ -376,13 +376,13 @@ class BagOutput(AsyncResource):
         """
         uncertain = self._uncertain.items() if sole or self.is_winner else ()
         for file in [*uncertain, *reversed(self._published.items())]:
-            await _remove(*file)
+            await remove(*file)
         self._published.clear()
 
     async def remove_table(self) -> None:
         """Remove the table that this writer published, unless replaced since."""
         if published := (self._published | self._uncertain).get(self._index_path):
-            await _remove(self._index_path, published)
+            await remove(self._index_path, published)
 
     async def remove_opened(self) -> None:
         """Remove the files that were appended to, unless others have replaced them."""
@@ -429,32 +429,6 @@ class BagOutput(AsyncResource):
     def _check_whole(self) -> None:
         if self._failed:
             raise ClosedError(f'{self.path}: an earlier write failed: close the writer, or abort it')
-
-
-@dataclasses.dataclass(slots=True)
-class _Published:
-    size: int
-    version: str | None  # if known: that of its writer, or the one that was verified
-    writer: ObjectWriter | None  # None of a copy
-
-
-async def _remove(path: Path, published: _Published) -> None:
-    """Remove a published file, unless it was replaced since."""
-    stat = await path.store.find(path.key)
-    if stat is None or published.version not in (None, stat.version):
-        return
-    if published.writer is None:
-        await path.store.delete([path.key])
-    else:
-        await withdraw(path, published.writer)
-
-
-async def withdraw(path: Path, writer: ObjectWriter) -> bool:
-    """Remove a published file, unless it may be another writer's. Return whether it was removed."""
-    if (removed := await writer.withdraw()) is None:
-        await path.store.delete([path.key])
-        return True
-    return removed
 
 
 class _Tail:

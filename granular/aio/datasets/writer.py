@@ -7,7 +7,8 @@ from typing import Any, Literal
 from granular import formats
 from granular._support.other_names import WRITER_ARGUMENTS, answering
 from granular.aio.bags.copied import CopiedBag
-from granular.aio.bags.output import BagOutput, withdraw
+from granular.aio.bags.output import BagOutput
+from granular.aio.bags.published import withdraw
 from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
 from granular.aio.datasets.datapoint_writer import DatapointWriter
 from granular.aio.datasets.publishing import Anew, Found, read_spec, unpublished
