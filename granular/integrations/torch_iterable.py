@@ -289,7 +289,7 @@ class _Elements(DatasetIterator[Any]):
             self._refused = self._refusal(state)
             return
         self._restore(state, changes)
-        self._begins_anew = None
+        self._begins_anew = self._refused = None
 
     def _refusal(self, state: Mapping[str, Any]) -> StateError | None:
         """Return why the epoch that was set cannot begin with a state of another one, as far as that had not ended.

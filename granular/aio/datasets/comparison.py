@@ -53,7 +53,7 @@ class Compared(NamedTuple):
     moved: Mapping[int, Pins | None]
 
 
-Files = Sequence[FileIdentity | None]
+_Files = Sequence[FileIdentity | None]
 """The files of a shard, in the order of the index; None for one that is missing."""
 
 
@@ -84,7 +84,7 @@ def _compare_files(index: DatasetIndex, key: str, count: int) -> tuple[Ints, Map
     return _sort(index, min(len(index), count), lambda shard: _files_on_disk(index, f'{root}{shard_name(shard)}'))
 
 
-def _files_on_disk(index: DatasetIndex, folder: str) -> Files:
+def _files_on_disk(index: DatasetIndex, folder: str) -> _Files:
     files: list[FileIdentity | None] = []
     for name in index.file_names:
         try:
@@ -104,14 +104,14 @@ async def _compare_listing(index: DatasetIndex, directory: Path) -> Compared:
             files[name] = FileIdentity.of(entry)
             names.add(name.partition('/')[0])
 
-    def look(shard: int) -> Files:
+    def look(shard: int) -> _Files:
         folder = shard_name(shard)
         return [files.get(f'{folder}/{name}') for name in index.file_names]
 
     return Compared(shard_numbers(names), *_sort(index, len(index), look))
 
 
-def _sort(index: DatasetIndex, count: int, look: Callable[[int], Files]) -> tuple[Ints, Mapping[int, Pins | None]]:
+def _sort(index: DatasetIndex, count: int, look: Callable[[int], _Files]) -> tuple[Ints, Mapping[int, Pins | None]]:
     """Return which of the first shards were replaced, and which were moved."""
     replaced: list[int] = []
     moved: dict[int, Pins | None] = {}
@@ -126,7 +126,7 @@ def _sort(index: DatasetIndex, count: int, look: Callable[[int], Files]) -> tupl
     return np.array(replaced, np.int64), moved
 
 
-def _are_same(own: Sequence[FileIdentity], found: Files) -> bool:
+def _are_same(own: Sequence[FileIdentity], found: _Files) -> bool:
     """Return whether files are those in the index. An empty one may have no version."""
     return all(
         now is not None and one.size == now.size and (one.version == now.version or not one.size)
@@ -138,7 +138,7 @@ def _pins_of(files: Sequence[FileIdentity]) -> Pins:
     return [file.version for file in files]
 
 
-def _alike(own: Sequence[FileIdentity], found: Files) -> Sequence[FileIdentity] | None:
+def _alike(own: Sequence[FileIdentity], found: _Files) -> Sequence[FileIdentity] | None:
     """Return the files that were found, if all exist, and the bags and tables have the sizes that the index has."""
     files = [file for file in found if file is not None]
     is_alike = len(files) == len(own) and [file.size for file in files[1:]] == [file.size for file in own[1:]]
@@ -181,7 +181,7 @@ async def has_versions(index: DatasetIndex, directory: Path, shard: int, pins: P
     return all(file is not None and pin in (None, file.version) for pin, file in zip(pins, found, strict=True))
 
 
-async def _find_files(index: DatasetIndex, folder: Path) -> Files:
+async def _find_files(index: DatasetIndex, folder: Path) -> _Files:
     """Return the files of a shard, as one listing has them, or else as each of them is."""
     store, names = folder.store, index.file_names
     if store.local:

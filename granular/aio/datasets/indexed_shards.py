@@ -383,7 +383,7 @@ class IndexedShards(OpenedShards):
             )
         if is_checked:
             pairs = zip(self._pins(position), dataset.opened_files(), strict=True)
-            if any(None not in (pin, now.version) and pin != now.version for pin, (_, now) in pairs):
+            if not all(now._replace(version=pin).is_same(now) for pin, (_, now) in pairs):
                 raise ObjectChangedError(f'{dataset.name}: was replaced while it was being read: open a new reader')
         await read_digests(dataset.bags_by_file(f'{self._shard_name(position)}/'), self._expected)
         self._check_expected(position, dataset.files())
